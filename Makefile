@@ -1,0 +1,52 @@
+# make demo       train a DeepSeek-V2-shaped model on CPU (DATA=rows.jsonl TOKENIZER=DIR for your own text)
+# make test       the tests that CI runs
+# make test-slow  the rest, minutes more
+# make lint       ruff, pyright, clang-format, codespell
+# make bench-host the plugin's own cost inside one training process
+# Each target makes .venv when it is missing. PYTHON= names the interpreter to make it from.
+
+SHELL := /bin/bash
+VENV := .venv
+RUN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-slow lint format bench-host clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+$(VENV)/bin/python:
+	@python=$$(scripts/find_python.sh "$(PYTHON)") && echo "making $(VENV) with $$python" && "$$python" -m venv $(VENV)
+
+$(STAMP): $(VENV)/bin/python pyproject.toml setup.py $(wildcard csrc/*)
+	$(RUN)/python -m pip install --quiet --upgrade pip
+	$(RUN)/python -m pip install --quiet --editable '.[train,test]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	@$(RUN)/python -m examples.demo $(if $(DATA),--data "$(DATA)") $(if $(TOKENIZER),--tokenizer "$(TOKENIZER)")
+
+test: $(STAMP)
+	$(RUN)/python -m pytest -m "not slow"
+
+test-slow: $(STAMP)
+	$(RUN)/python -m pytest -m slow
+
+lint: $(STAMP)
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/clang-format --dry-run --Werror csrc/*
+	$(RUN)/codespell
+	$(RUN)/pyright --pythonpath $(RUN)/python
+
+format: $(STAMP)
+	$(RUN)/ruff check --fix .
+	$(RUN)/ruff format .
+	$(RUN)/clang-format -i csrc/*
+
+bench-host: $(STAMP)
+	$(RUN)/python -m benchmarks.host_overhead
+
+clean:
+	rm -rf $(VENV) build *.egg-info megatron_hbp/*.so demo_output .pytest_cache .ruff_cache .hypothesis

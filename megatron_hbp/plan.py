@@ -1,0 +1,412 @@
+"""Level and Plan: what every rank trains, step by step, as frozen records over int arrays.
+
+A step is num_microbatches consecutive micro-batches; a micro-batch has one level and
+num_ranks / cp_size packs, ordered by replica: replica r of a level with CP size c runs on ranks
+r*c .. r*c + c - 1. A pack is a run of sequence_ids. A pack without sequences is a filler.
+
+Guarantees (asserted by tests/unit/test_plan.py):
+- a saved plan loads back equal, bit for bit, with the same hash; a changed byte is found at load;
+- files appear complete or not at all;
+- `audit()` finds every violation of the invariants in docs/design.md.
+It does not decide anything: that is planner.py.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megatron_hbp import metrics as metrics_module
+from megatron_hbp.alignment import Alignment
+from megatron_hbp.level import Level, check_levels
+
+FORMAT_VERSION = 1
+
+DROP_OVERLONG, DROP_UNTRAINABLE, DROP_EMPTY = range(3)
+DROP_REASONS = ("over-long", "no trainable token", "empty")
+
+_ARRAYS = (
+    "seq_lens",
+    "sequence_ids",
+    "pack_offsets",
+    "microbatch_offsets",
+    "microbatch_level",
+    "epoch_offsets",
+    "dropped_ids",
+    "dropped_reason",
+    "truncated_ids",
+    "source_ids",
+)
+_NOT_HASHED = ("corpus_path",)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Plan:
+    """All steps of all epochs.
+
+    seq_lens: int32|int64 [num_sequences], tokens kept of each input sequence, 0 if dropped.
+    sequence_ids: int32|int64 [kept x epochs], in pack order.
+    pack_offsets: int64 [num_packs + 1] into sequence_ids.
+    microbatch_offsets: int64 [num_microbatches_total + 1] into packs.
+    microbatch_level: int16 [num_microbatches_total], index into levels.
+    epoch_offsets: int64 [epochs + 1] into steps.
+    dropped_ids, truncated_ids: int64, ascending. dropped_reason: int8, index into DROP_REASONS.
+    source_ids: int32 [num_sequences] or None, the domain of each input sequence.
+    tokens_in: tokens of the input; tokens_truncated, tokens_dropped: those not kept.
+    seq_lens_hash, first_trained_hash: SHA-256 of the planner's inputs; corpus_hash: of the corpus.
+    """
+
+    levels: tuple[Level, ...]
+    num_ranks: int
+    num_microbatches: int
+    num_stages: int
+    seed: int
+    packer: str
+    mixing: str
+    curriculum_steps: int
+    overlong: str
+    alignment: Alignment
+    tokens_in: int
+    tokens_dropped: int
+    tokens_truncated: int
+    seq_lens_hash: str
+    first_trained_hash: str | None
+    seq_lens: np.ndarray
+    sequence_ids: np.ndarray
+    pack_offsets: np.ndarray
+    microbatch_offsets: np.ndarray
+    microbatch_level: np.ndarray
+    epoch_offsets: np.ndarray
+    dropped_ids: np.ndarray
+    dropped_reason: np.ndarray
+    truncated_ids: np.ndarray
+    source_ids: np.ndarray | None = None
+    corpus_hash: str | None = None
+    corpus_path: str | None = None
+
+    @property
+    def token_budget(self) -> int:
+        """S: tokens per rank and micro-batch."""
+        return self.levels[0].tokens_per_rank
+
+    @property
+    def epochs(self) -> int:
+        return len(self.epoch_offsets) - 1
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.epoch_offsets[-1])
+
+    @property
+    def num_packs(self) -> int:
+        return len(self.pack_offsets) - 1
+
+    def pack(self, index: int) -> np.ndarray:
+        """The sequence ids of pack `index`, in order; empty for a filler."""
+        return self.sequence_ids[self.pack_offsets[index] : self.pack_offsets[index + 1]]
+
+    def pack_level(self) -> np.ndarray:
+        """int16 [num_packs]: the level index of each pack."""
+        return np.repeat(self.microbatch_level, np.diff(self.microbatch_offsets))
+
+    def pack_index(self, microbatch: int, rank: int) -> tuple[int, int]:
+        """(pack, CP rank within it) of `rank` (0 .. num_ranks - 1) in a micro-batch."""
+        cp_size = self.levels[self.microbatch_level[microbatch]].cp_size
+        return int(self.microbatch_offsets[microbatch]) + rank // cp_size, rank % cp_size
+
+    def counts(self) -> dict[str, int]:
+        """Sequences, tokens, packs and steps, with everything that was dropped or cut."""
+        counts = {
+            "sequences_in": len(self.seq_lens),
+            "sequences_kept": len(self.seq_lens) - len(self.dropped_ids),
+            "sequences_dropped": len(self.dropped_ids),
+            "sequences_truncated": len(self.truncated_ids),
+            "tokens_in": self.tokens_in,
+            "tokens_kept": int(self.seq_lens.sum(dtype=np.int64)),
+            "tokens_dropped": self.tokens_dropped,
+            "tokens_truncated": self.tokens_truncated,
+            "packs": self.num_packs,
+            "filler_packs": int((np.diff(self.pack_offsets) == 0).sum()),
+            "microbatches": len(self.microbatch_level),
+            "steps": self.num_steps,
+        }
+        for code, reason in enumerate(DROP_REASONS):
+            counts[f"dropped: {reason}"] = int((self.dropped_reason == code).sum())
+        return counts
+
+    def metrics(self) -> dict[str, Any]:
+        """The metrics of docs/design.md section 5, each with its lower bound."""
+        return metrics_module.plan_metrics(
+            seq_lens=self.seq_lens,
+            sequence_ids=self.sequence_ids,
+            pack_offsets=self.pack_offsets,
+            microbatch_offsets=self.microbatch_offsets,
+            microbatch_level=self.microbatch_level,
+            pack_lens=np.array([level.pack_len for level in self.levels], dtype=np.int64),
+            cp_sizes=np.array([level.cp_size for level in self.levels], dtype=np.int64),
+            num_ranks=self.num_ranks,
+            num_microbatches=self.num_microbatches,
+            num_stages=self.num_stages,
+            source_ids=self.source_ids,
+        )
+
+    def hash(self) -> str:
+        """SHA-256 of the levels, the settings and every array; not of where the corpus lies."""
+        digest = hashlib.sha256(_canonical_json(self._settings(hashed_only=True)))
+        for name in _ARRAYS:
+            array = getattr(self, name)
+            if array is not None:
+                digest.update(f"{name} {_little_endian(array).dtype.str} {array.shape}".encode())
+                digest.update(np.ascontiguousarray(_little_endian(array)).data)
+        return digest.hexdigest()
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the folder `path`, whole or not at all.
+
+        The same plan already there is left alone. Raises ValueError when `path` is anything else.
+        """
+        target = Path(path)
+        plan_hash = self.hash()
+        if target.exists():
+            if _saved_hash(target) == plan_hash:
+                return
+            raise ValueError(
+                f"{target} exists and is not this plan; name another folder or remove it"
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            for name in _ARRAYS:
+                array = getattr(self, name)
+                if array is not None:
+                    np.save(scratch / f"{name}.npy", _little_endian(array), allow_pickle=False)
+            document = {
+                "format_version": FORMAT_VERSION,
+                "hash": plan_hash,
+                **self._settings(hashed_only=False),
+                "epochs": self.epochs,
+                "counts": self.counts(),
+                "metrics": self.metrics(),
+            }
+            (scratch / "plan.json").write_text(
+                json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+            )
+            scratch.chmod(0o755)
+            try:
+                scratch.rename(target)
+            except OSError:
+                if _saved_hash(target) != plan_hash:  # another writer of the same plan is harmless
+                    raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, *, verify: bool = True) -> "Plan":
+        """Memory-maps a saved plan. Raises ValueError when it is missing, foreign or damaged.
+
+        verify: recompute the hash over every byte (0.2 s for 10M sequences).
+        """
+        folder = Path(path)
+        try:
+            document = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ValueError(
+                f"{folder} holds no plan.json; make the plan with `hbp plan --output {folder}`"
+            ) from None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{folder}/plan.json is damaged ({error}); make it again") from None
+        version = document.get("format_version")
+        if version != FORMAT_VERSION:
+            raise ValueError(
+                f"{folder}/plan.json has format version {version}, this release reads "
+                f"{FORMAT_VERSION}; make the plan again"
+            )
+        try:
+            settings = {
+                f.name: document[f.name] for f in dataclasses.fields(cls) if f.name not in _ARRAYS
+            }
+            settings["levels"] = tuple(Level.parse(text) for text in settings["levels"])
+            settings["alignment"] = Alignment(
+                settings["alignment"]["budget_multiple"],
+                tuple(settings["alignment"]["document_multiples"]),
+            )
+            arrays = {
+                name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+                for name in _ARRAYS
+                if name != "source_ids" or (folder / "source_ids.npy").exists()
+            }
+        except (KeyError, TypeError, ValueError, EOFError, FileNotFoundError) as error:
+            raise ValueError(f"the plan in {folder} is damaged ({error}); make it again") from None
+        plan = cls(**settings, **arrays)
+        if verify and plan.hash() != document.get("hash"):
+            raise ValueError(
+                f"the plan in {folder} does not match its hash: a file was cut or edited; make it "
+                "again"
+            )
+        return plan
+
+    def audit(self, seq_lens: np.ndarray | None = None) -> list[str]:
+        """Checks every invariant; returns the violations in words, none when the plan is good.
+
+        seq_lens: the planner's input lengths; with them the accounting is checked to the token.
+        """
+        problems = _shape_problems(self)
+        if problems:
+            return problems
+        return _layout_problems(self) + _content_problems(self) + _account_problems(self, seq_lens)
+
+    def _settings(self, *, hashed_only: bool) -> dict[str, Any]:
+        settings: dict[str, Any] = {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.name not in _ARRAYS and not (hashed_only and f.name in _NOT_HASHED)
+        }
+        settings["levels"] = [str(level) for level in self.levels]
+        settings["alignment"] = dataclasses.asdict(self.alignment)
+        return settings
+
+
+def array_hash(array: np.ndarray) -> str:
+    """SHA-256 of integer values: equal for int32 and int64 arrays of equal values."""
+    return hashlib.sha256(np.ascontiguousarray(array, dtype="<i8").data).hexdigest()
+
+
+def _canonical_json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _little_endian(array: np.ndarray) -> np.ndarray:
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)
+
+
+def _saved_hash(folder: Path) -> str | None:
+    try:
+        return json.loads((folder / "plan.json").read_text(encoding="utf-8")).get("hash")
+    except (OSError, ValueError):
+        return None
+
+
+def _shape_problems(plan: Plan) -> list[str]:
+    problems = []
+    try:
+        check_levels(plan.levels, plan.num_ranks)
+    except ValueError as error:
+        problems.append(str(error))
+    offsets_into = {
+        "pack_offsets": len(plan.sequence_ids),
+        "microbatch_offsets": len(plan.pack_offsets) - 1,
+        "epoch_offsets": len(plan.microbatch_level) // max(1, plan.num_microbatches),
+    }
+    for name, end in offsets_into.items():
+        offsets = getattr(plan, name)
+        if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != end:
+            problems.append(f"{name} does not run from 0 to {end}")
+        elif (np.diff(offsets) < 0).any():
+            problems.append(f"{name} decreases at entry {int(np.argmax(np.diff(offsets) < 0)) + 1}")
+    if len(plan.microbatch_level) != len(plan.microbatch_offsets) - 1:
+        problems.append("microbatch_level and microbatch_offsets differ in length")
+    elif len(plan.microbatch_level) % plan.num_microbatches:
+        problems.append(
+            f"{len(plan.microbatch_level)} micro-batches are not whole steps of "
+            f"{plan.num_microbatches}"
+        )
+    if ((plan.microbatch_level < 0) | (plan.microbatch_level >= len(plan.levels))).any():
+        problems.append("a micro-batch names a level that does not exist")
+    ids = plan.sequence_ids
+    if len(ids) and (ids.min() < 0 or ids.max() >= len(plan.seq_lens)):
+        problems.append("sequence_ids names a sequence that does not exist")
+    if len(plan.dropped_ids) != len(plan.dropped_reason):
+        problems.append("dropped_ids and dropped_reason differ in length")
+    return problems
+
+
+def _layout_problems(plan: Plan) -> list[str]:
+    problems = []
+    cp_sizes = np.array([level.cp_size for level in plan.levels], dtype=np.int64)
+    packs_per_microbatch = np.diff(plan.microbatch_offsets)
+    wanted = plan.num_ranks // cp_sizes[plan.microbatch_level]
+    for index in np.flatnonzero(packs_per_microbatch != wanted)[:5]:
+        problems.append(
+            f"micro-batch {index} has {packs_per_microbatch[index]} packs, its level needs "
+            f"{wanted[index]}"
+        )
+    by_step = plan.microbatch_level.reshape(-1, plan.num_microbatches)
+    if plan.mixing == "step":
+        for index in np.flatnonzero((by_step != by_step[:, :1]).any(axis=1))[:5]:
+            problems.append(f"step {index} mixes levels although mixing is 'step'")
+    early = by_step[: plan.curriculum_steps]
+    if (cp_sizes[early] > 1).any():
+        problems.append("a curriculum step trains a level with CP above 1")
+    return problems
+
+
+def _content_problems(plan: Plan) -> list[str]:
+    problems = []
+    multiples = np.array(plan.alignment.document_multiples, dtype=np.int64)
+    pack_lens = np.array([level.pack_len for level in plan.levels], dtype=np.int64)
+    pack_level = plan.pack_level()
+    lens = plan.seq_lens[plan.sequence_ids].astype(np.int64)
+    counts = np.diff(plan.pack_offsets)
+    multiple = np.repeat(multiples[pack_level], counts)
+    aligned = -(-lens // multiple) * multiple
+    ends = np.concatenate([[0], np.cumsum(aligned)])
+    loads = ends[plan.pack_offsets[1:]] - ends[plan.pack_offsets[:-1]]
+    for index in np.flatnonzero(loads > pack_lens[pack_level])[:5]:
+        problems.append(
+            f"pack {index} holds {loads[index]} tokens, its level allows "
+            f"{pack_lens[pack_level[index]]}"
+        )
+    if (lens == 0).any():
+        problems.append("a pack holds a dropped or empty sequence")
+    kept = np.flatnonzero(plan.seq_lens)
+    steps = plan.epoch_offsets * plan.num_microbatches
+    first_sequence = plan.pack_offsets[plan.microbatch_offsets[steps]]
+    for epoch in range(plan.epochs):
+        ids = np.sort(plan.sequence_ids[first_sequence[epoch] : first_sequence[epoch + 1]])
+        if not np.array_equal(ids, kept):
+            missing = np.setdiff1d(kept, ids)
+            repeated = ids[1:][ids[1:] == ids[:-1]]
+            problems.append(
+                f"epoch {epoch}: {len(missing)} kept sequences are in no pack "
+                f"{missing[:5].tolist()}, {len(repeated)} are repeated {repeated[:5].tolist()}"
+            )
+    per_step = np.diff(
+        plan.pack_offsets[plan.microbatch_offsets[:: plan.num_microbatches]]
+        if plan.num_steps
+        else np.zeros(1, dtype=np.int64)
+    )
+    for index in np.flatnonzero(per_step == 0)[:5]:
+        problems.append(f"step {index} holds only fillers: it has no trained token")
+    return problems
+
+
+def _account_problems(plan: Plan, seq_lens: np.ndarray | None) -> list[str]:
+    problems = []
+    kept = int(plan.seq_lens.sum(dtype=np.int64))
+    if plan.tokens_in != kept + plan.tokens_dropped + plan.tokens_truncated:
+        problems.append(
+            f"tokens in {plan.tokens_in} != kept {kept} + dropped {plan.tokens_dropped} + "
+            f"truncated {plan.tokens_truncated}"
+        )
+    if not np.array_equal(plan.dropped_ids, np.flatnonzero(plan.seq_lens == 0)):
+        problems.append("dropped_ids are not exactly the sequences without kept tokens")
+    if seq_lens is None:
+        return problems
+    if array_hash(seq_lens) != plan.seq_lens_hash:
+        problems.append("the plan was made from other lengths (seq_lens_hash differs)")
+        return problems
+    dropped = int(seq_lens[plan.dropped_ids].sum(dtype=np.int64))
+    cut = seq_lens.astype(np.int64) - plan.seq_lens
+    cut[plan.dropped_ids] = 0
+    if dropped != plan.tokens_dropped or int(cut.sum()) != plan.tokens_truncated:
+        problems.append("tokens_dropped or tokens_truncated does not match the input lengths")
+    if not np.array_equal(plan.truncated_ids, np.flatnonzero(cut)):
+        problems.append("truncated_ids are not exactly the sequences that lost tokens")
+    return problems
