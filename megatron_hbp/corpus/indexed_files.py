@@ -1,0 +1,133 @@
+"""Reads and writes the .bin/.idx pair of Megatron's IndexedDataset, without Megatron.
+
+The .bin file holds the values of all sequences, one after another. The .idx file is little-endian:
+nine bytes of magic, u64 version 1, u8 value type, u64 number of sequences, u64 number of document
+ends, then int32 lengths [N], int64 byte offsets [N], int64 document ends [N + 1].
+
+Guarantees:
+- one document per sequence;
+- writing keeps four bytes per sequence in memory, whatever their lengths;
+- a file that is not of this form, or whose size does not fit its header, is a ValueError.
+
+It does not read sequence modes (multimodal data) or several sequences per document.
+"""
+
+import hashlib
+import struct
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+_TYPE_CODES = {np.dtype("uint8"): 1, np.dtype("<i4"): 4, np.dtype("<u2"): 8}
+_TYPES = {code: dtype for dtype, code in _TYPE_CODES.items()}
+# sequences whose index entries are made at a time
+_CHUNK = 1 << 20
+
+
+class IndexedWriter:
+    """Writes PREFIX.bin as sequences arrive and PREFIX.idx at the end.
+
+    dtype: uint8, uint16 or int32. `digests` maps both file names to (bytes, SHA-256) once finished.
+    """
+
+    def __init__(self, prefix: Path, dtype: np.dtype) -> None:
+        self._prefix = prefix
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._file = HashingFile(prefix.with_suffix(".bin"))
+        self.lengths = array("i")
+        self.digests: dict[str, tuple[int, str]] = {}
+
+    def add(self, values: np.ndarray) -> None:
+        """Appends one sequence: 1-d values that fit the writer's dtype."""
+        self._file.write(np.ascontiguousarray(values, dtype=self._dtype).data.cast("B"))
+        self.lengths.append(len(values))
+
+    def finish(self) -> None:
+        """Writes the index and closes both files."""
+        self.digests[self._prefix.name + ".bin"] = self._file.close()
+        lengths = np.frombuffer(self.lengths, dtype=np.int32)
+        count = len(lengths)
+        index = HashingFile(self._prefix.with_suffix(".idx"))
+        index.write(_HEADER.pack(_MAGIC, 1, _TYPE_CODES[self._dtype], count, count + 1))
+        index.write(lengths.astype("<i4", copy=False).data.cast("B"))
+        offset = 0
+        for start in range(0, count, _CHUNK):
+            ends = np.cumsum(lengths[start : start + _CHUNK], dtype=np.int64) * self._dtype.itemsize
+            begins = np.concatenate([[0], ends[:-1]]) + offset
+            index.write(begins.astype("<i8").data.cast("B"))
+            offset += int(ends[-1])
+        for start in range(0, count + 1, _CHUNK):
+            ids = np.arange(start, min(start + _CHUNK, count + 1), dtype="<i8")
+            index.write(ids.data.cast("B"))
+        self.digests[self._prefix.name + ".idx"] = index.close()
+
+    def abandon(self) -> None:
+        """Closes the open file; nothing written is usable."""
+        self._file.close()
+
+
+@dataclass(frozen=True, eq=False)
+class IndexedFiles:
+    """A memory-mapped pair.
+
+    values: uint8, uint16 or int32 [all values]. lengths: int32 [N]. offsets: int64 [N], bytes into
+    the .bin file. lengths and offsets are not aligned in memory (the header is 34 bytes long).
+    """
+
+    values: np.ndarray
+    lengths: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def open(cls, prefix: Path) -> "IndexedFiles":
+        """Memory-maps PREFIX.bin and PREFIX.idx; ValueError when they are not a whole pair."""
+        index_path = prefix.with_suffix(".idx")
+        index = np.asarray(np.memmap(index_path, dtype=np.uint8, mode="r"))
+        if len(index) < _HEADER.size:
+            raise ValueError(f"{index_path} is cut short")
+        magic, version, code, count, num_ends = _HEADER.unpack(index[: _HEADER.size].tobytes())
+        if magic != _MAGIC or version != 1 or code not in _TYPES or num_ends != count + 1:
+            raise ValueError(f"{index_path} is not an index with one document per sequence")
+        if len(index) != _HEADER.size + 12 * count + 8 * num_ends:
+            raise ValueError(f"{index_path} is not as long as its header says")
+        lengths = np.frombuffer(index, dtype="<i4", count=count, offset=_HEADER.size)
+        offsets = np.frombuffer(index, "<i8", count=count, offset=_HEADER.size + 4 * count)
+        values = np.asarray(np.memmap(prefix.with_suffix(".bin"), dtype=_TYPES[code], mode="r"))
+        end = int(offsets[-1]) + int(lengths[-1]) * values.itemsize if count else 0
+        if end != values.nbytes:
+            raise ValueError(f"{prefix.with_suffix('.bin')} is not as long as its index says")
+        return cls(values, lengths, offsets)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """The values of one sequence: a read-only view of the file."""
+        start = int(self.offsets[index]) // self.values.itemsize
+        return self.values[start : start + int(self.lengths[index])]
+
+
+class HashingFile:
+    """A file being written whose size and SHA-256 are known when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._digest.update(data)
+        self._size += len(data)
+
+    def close(self) -> tuple[int, str]:
+        """Returns (bytes, SHA-256 as hexadecimal text)."""
+        self._file.close()
+        return self._size, self._digest.hexdigest()
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes, as hexadecimal text."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
