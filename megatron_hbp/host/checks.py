@@ -1,0 +1,261 @@
+"""Every check of the host's arguments against HBP, before anything is built.
+
+Each failure is a ValueError with the flag, its value, the rule and a way out. Anything that could
+make ranks issue different collectives is refused here, not found at step 1.
+"""
+
+from typing import Any
+
+from megatron_hbp.alignment import Alignment, alignment
+from megatron_hbp.config import HbpConfig
+from megatron_hbp.host.attention import check_heads
+from megatron_hbp.level import Level
+from megatron_hbp.plan import Plan
+
+# (attribute, value when off, flag, reason and way out)
+_REFUSED = (
+    ("mtp_num_layers", None, "--mtp-num-layers", "multi-token prediction rebuilds stock layers"),
+    ("full_validation", False, "--full-validation", "--hbp-valid-corpus is evaluated whole anyway"),
+    ("multiple_validation_sets", False, "--multiple-validation-sets", "use one --hbp-valid-corpus"),
+    ("sft", False, "--sft", "HBP brings its own SFT data; name it with --hbp-corpus"),
+    (
+        "hybrid_context_parallel",
+        False,
+        "--hybrid-context-parallel",
+        "HBP switches the CP size itself; name CP sizes in --hbp-level",
+    ),
+    ("cuda_graph_impl", "none", "--cuda-graph-impl", "a graph fixes the pack's boundaries and group"),
+    (
+        "overlap_moe_expert_parallel_comm",
+        False,
+        "--overlap-moe-expert-parallel-comm",
+        "its schedule rebuilds the layers' forward",
+    ),
+    ("use_megatron_fsdp", False, "--use-megatron-fsdp", "not tested with HBP"),
+    ("use_torch_fsdp2", False, "--use-torch-fsdp2", "not tested with HBP"),
+    ("perform_rl_step", False, "--perform-rl-step", "HBP plans fine-tuning data only"),
+    ("rampup_batch_size", None, "--rampup-batch-size", "a plan has whole steps of one size"),
+    ("step_batch_size_schedule", None, "--step-batch-size-schedule", "a plan has one batch size"),
+    ("train_samples", None, "--train-samples", "use --hbp-epochs or --train-iters"),
+    ("phase_transition_iterations", None, "--phase-transition-iterations", "a plan has one phase"),
+    ("spec", None, "--spec", "HBP brings the layer spec"),
+    ("experimental_attention_variant", None, "--experimental-attention-variant", "not tested"),
+    ("heterogeneous_layers_config_path", None, "--heterogeneous-layers-config-path", "not tested"),
+    ("hybrid_layer_pattern", None, "--hybrid-layer-pattern", "state-space layers are not supported"),
+    ("moe_expert_capacity_factor", None, "--moe-expert-capacity-factor", "padding would take room"),
+    ("inprocess_restart", False, "--inprocess-restart", "not tested with HBP"),
+)
+
+_BALANCING_OK = ("aux_loss", "none")
+
+
+def check_arguments(args: Any, config: HbpConfig) -> None:
+    """Checks that need no plan."""
+    _require(
+        args.micro_batch_size == 1,
+        f"--micro-batch-size is {args.micro_batch_size}; with HBP it must be 1: a micro-batch is one "
+        "pack per rank; raise --seq-length and the levels' PACK_LEN instead",
+    )
+    _require(
+        args.eval_micro_batch_size == 1,
+        f"--eval-micro-batch-size is {args.eval_micro_batch_size}; with HBP it must be 1",
+    )
+    _require(
+        args.context_parallel_size == 1,
+        f"--context-parallel-size is {args.context_parallel_size}; with HBP it must be 1: the CP size "
+        "of each pack comes from --hbp-level PACK_LEN:CP",
+    )
+    _require(
+        args.dataloader_type == "external",
+        f"--dataloader-type is {args.dataloader_type}; HBP needs --dataloader-type external",
+    )
+    _require(
+        args.calculate_per_token_loss,
+        "--calculate-per-token-loss is missing; HBP needs it: losses are summed over tokens and "
+        "divided once per step (choose the average with --hbp-loss-normalizer)",
+    )
+    num_ranks = args.data_parallel_size
+    for flag, size in (
+        ("--global-batch-size", args.global_batch_size),
+        ("--eval-global-batch-size", args.eval_global_batch_size),
+    ):
+        _require(
+            size % num_ranks == 0,
+            f"{flag} is {size}; it must be ranks x micro-batches, a multiple of {num_ranks} ranks "
+            "(world size / (TP x PP))",
+        )
+    for attribute, off, flag, reason in _REFUSED:
+        value = getattr(args, attribute, off)
+        _require(
+            value == off or (not value and not off),
+            f"{flag} is not supported with HBP: {reason}; leave it out",
+        )
+    _require(
+        not args.iterations_to_skip,
+        "--iterations-to-skip is not supported with HBP: it would lose the samples of those steps",
+    )
+    _require(
+        getattr(args, "gtp_weight_remat_size", 1) == 1,
+        "--gtp-weight-remat-size above 1 is not supported with HBP",
+    )
+    _check_model(args)
+    _check_device(args, config)
+
+
+def check_levels_fit(args: Any, levels: tuple[Level, ...]) -> None:
+    """Checks of the levels against the model and the layout."""
+    budget = levels[0].tokens_per_rank
+    for level in levels:
+        _require(
+            level.pack_len == args.seq_length * level.cp_size,
+            f"level {level}: PACK_LEN must be S x CP with S = --seq-length {args.seq_length}; use "
+            f"{args.seq_length * level.cp_size}:{level.cp_size}, or --seq-length "
+            f"{level.tokens_per_rank}",
+        )
+        try:
+            check_heads(*_heads_per_rank(args), level.cp_size)
+        except ValueError as error:
+            raise ValueError(f"level {level}: {error}") from None
+        _require(
+            not (args.qk_clip and level.cp_size > 1),
+            f"--qk-clip is not supported with level {level}: clipping reads the attention logits of "
+            "one rank's heads only; leave it out or use CP 1",
+        )
+        if level.recompute_layers != 0:
+            _check_recompute(args, level)
+    wanted = run_alignment(args, levels)
+    _require(
+        budget % wanted.budget_multiple == 0,
+        f"--seq-length {budget} is not a multiple of {wanted.budget_multiple} (TP "
+        f"{args.tensor_model_parallel_size} under sequence parallelism x the low-precision recipe's "
+        f"multiple); use {-(-budget // wanted.budget_multiple) * wanted.budget_multiple}",
+    )
+    _require(
+        args.max_position_embeddings >= levels[-1].pack_len,
+        f"--max-position-embeddings {args.max_position_embeddings} is below the longest level "
+        f"{levels[-1]}; raise it to {levels[-1].pack_len}",
+    )
+
+
+def run_alignment(args: Any, levels: tuple[Level, ...]) -> Alignment:
+    """The alignment that this run needs."""
+    return alignment(
+        tuple(level.cp_size for level in levels),
+        cp_layout="contiguous",
+        tp_size=args.tensor_model_parallel_size,
+        sequence_parallel=args.sequence_parallel,
+        fp8_recipe=args.fp8_recipe if args.fp8 else None,
+    )
+
+
+def set_iterations(args: Any, plan: Plan, valid_plan: Plan | None) -> None:
+    """Steps from the plan where the user named none; an error where the two contradict."""
+    if args.train_iters is None:
+        args.train_iters = plan.num_steps
+    _require(
+        args.train_iters <= plan.num_steps,
+        f"--train-iters {args.train_iters} is beyond the plan's {plan.num_steps} steps "
+        f"({plan.epochs} epochs); raise --hbp-epochs or leave --train-iters out",
+    )
+    steps = valid_plan.num_steps if valid_plan is not None else 0
+    _require(
+        args.eval_iters in (None, _HOST_EVAL_ITERS, 0, steps),
+        f"--eval-iters is {args.eval_iters}; the validation corpus takes {steps} evaluation steps, "
+        "all of it each time; leave --eval-iters out",
+    )
+    _require(
+        valid_plan is None or args.eval_iters != 0,
+        "--eval-iters 0 contradicts --hbp-valid-corpus; leave one of them out",
+    )
+    args.eval_iters = steps
+
+
+_HOST_EVAL_ITERS = 100  # the host's default: not a choice of the user's
+
+
+def check_vocabulary(args: Any, max_token_id: int, corpus_path: str) -> None:
+    """Raises ValueError when the corpus holds a token the model has no row for."""
+    _require(
+        max_token_id < args.padded_vocab_size,
+        f"the corpus {corpus_path} holds token id {max_token_id}, the model's vocabulary has "
+        f"{args.padded_vocab_size} rows; use the tokenizer that the corpus was prepared with",
+    )
+
+
+def _heads_per_rank(args: Any) -> tuple[int, int]:
+    tp_size = args.tensor_model_parallel_size
+    heads = args.num_attention_heads // tp_size
+    if args.multi_latent_attention or not args.group_query_attention:
+        return heads, heads
+    return heads, max(1, args.num_query_groups // tp_size)
+
+
+def _check_model(args: Any) -> None:
+    _require(
+        args.position_embedding_type == "rope",
+        f"--position-embedding-type {args.position_embedding_type} is not supported with HBP; tested "
+        "models use rope (with --rope-type yarn under MLA)",
+    )
+    _require(
+        args.attention_dropout == 0.0,
+        f"--attention-dropout is {args.attention_dropout}; with HBP it must be 0",
+    )
+    _require(
+        getattr(args, "window_size", None) is None,
+        "--window-size is not supported with HBP: attention is causal over whole documents",
+    )
+    _require(
+        getattr(args, "softmax_type", "vanilla") == "vanilla",
+        f"--softmax-type {getattr(args, 'softmax_type', '')} is not supported with HBP",
+    )
+    balancing = args.moe_router_load_balancing_type
+    kinds = [balancing] if isinstance(balancing, str) else list(balancing)
+    if args.num_experts:
+        wrong = [kind for kind in kinds if kind not in _BALANCING_OK]
+        _require(
+            not wrong,
+            f"--moe-router-load-balancing-type {' '.join(wrong)} is not supported with HBP: a rank's "
+            "S tokens are many documents, not one sequence; use aux_loss, which is taken over a "
+            "rank's S tokens, or none",
+        )
+
+
+def _check_recompute(args: Any, level: Level) -> None:
+    _require(
+        args.recompute_granularity != "full",
+        f"--recompute-granularity full and the recompute of level {level} contradict each other; "
+        "keep one: `full` in every level does what the flag does",
+    )
+    for attribute, flag in (
+        ("cpu_offloading_num_layers", "--cpu-offloading-num-layers"),
+        ("fine_grained_activation_offloading", "--fine-grained-activation-offloading"),
+        ("distribute_saved_activations", "--distribute-saved-activations"),
+    ):
+        _require(
+            not getattr(args, attribute, 0),
+            f"{flag} is not supported with per-level recompute (level {level}); leave it out, or "
+            "leave recompute out of the levels",
+        )
+
+
+def _check_device(args: Any, config: HbpConfig) -> None:
+    if config.device != "cpu":
+        return
+    _require(
+        args.distributed_backend == "gloo",
+        f"--distributed-backend is {args.distributed_backend}; --hbp-device cpu needs gloo",
+    )
+    _require(
+        args.transformer_impl == "local",
+        f"--transformer-impl is {args.transformer_impl}; --hbp-device cpu needs local",
+    )
+    _require(
+        not args.num_experts or args.expert_tensor_parallel_size == 1,
+        f"--expert-tensor-parallel-size is {args.expert_tensor_parallel_size}; on CPU it must be 1: "
+        "gloo has no uneven all-gather",
+    )
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

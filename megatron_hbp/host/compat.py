@@ -1,0 +1,50 @@
+"""Supported host versions, every version difference and every exception to "never reassign".
+
+Nothing is patched by importing this module.
+"""
+
+from importlib import metadata
+from pathlib import Path
+
+SUPPORTED = ("0.19",)
+
+# In 0.19 the router's token count under a padding mask is summed over the reduce group in place, so
+# what it calls the local count is the group's (tests/distributed/test_moe.py shows it: BR-G06).
+LOCAL_COUNT_IS_GROUP_COUNT = True
+
+# In 0.19 the expert bias takes the padding mask as [num_tokens] against [num_tokens, num_experts].
+EXPERT_BIAS_MASK_IS_FLAT = True
+
+
+def host_version() -> str:
+    """The installed megatron-core's version. Raises RuntimeError when there is none."""
+    try:
+        return metadata.version("megatron-core")
+    except metadata.PackageNotFoundError:
+        raise RuntimeError(
+            "megatron-core is not installed; install the extra: pip install 'megatron_hbp[train]'"
+        ) from None
+
+
+def check_host_version() -> None:
+    """Raises RuntimeError unless the installed host is one that this release was tested with."""
+    version = host_version()
+    if not any(version == s or version.startswith(s + ".") for s in SUPPORTED):
+        raise RuntimeError(
+            f"megatron-core {version} is installed; this release supports "
+            f"{', '.join(s + '.x' for s in SUPPORTED)}: pip install 'megatron-core=={SUPPORTED[-1]}.*'"
+        )
+
+
+def use_bundled_dataset_helpers() -> None:
+    """Keeps the host from calling `make` where its wheel brings no Makefile.
+
+    `megatron.core.datasets.utils.compile_helpers` runs `make` beside itself and exits the process
+    when that fails, although the wheel ships the compiled helpers. Delete when the wheel ships the
+    Makefile or the call checks for the helpers first.
+    """
+    import megatron.core.datasets.utils as dataset_utils
+
+    folder = Path(dataset_utils.__file__).parent
+    if not (folder / "Makefile").exists() and any(folder.glob("helpers_cpp*.so")):
+        dataset_utils.compile_helpers = lambda: None

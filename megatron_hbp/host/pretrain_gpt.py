@@ -1,0 +1,112 @@
+"""torchrun -m megatron_hbp.host.pretrain_gpt <Megatron flags> --hbp-...
+
+Megatron-LM's GPT training with HBP. `setup` is also what the patched stock script calls.
+"""
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from megatron_hbp.config import HbpConfig, add_arguments, config_from_args
+
+
+def prepare_device(argv: list[str]) -> None:
+    """Installs the CPU runtime when the flags ask for it. Must come before megatron is imported."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--hbp-device", default="cuda")
+    if parser.parse_known_args(argv)[0].hbp_device == "cpu":
+        import torch
+
+        from megatron_hbp.host import cpu
+
+        cpu.install()
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+def setup(args: Any, model_config: Any) -> Any | None:
+    """Turns the plugin on for parsed arguments; None when no --hbp-* flag asks for it.
+
+    args: the host's, parsed and validated. model_config: its GPTModelConfig, which gets our layer
+    spec and the auxiliary-loss scale. Returns an HbpTraining whose `datasets_provider` and
+    `forward_step` replace the host's. Raises ValueError for whatever does not fit.
+    """
+    config = config_from_args(args)
+    if not config.enabled:
+        return None
+    from megatron_hbp.host import compat
+
+    compat.check_host_version()
+    return _setup(config, args, model_config)
+
+
+def _setup(config: HbpConfig, args: Any, model_config: Any) -> Any:
+    from megatron_hbp.host import checks
+    from megatron_hbp.host.aux_scale import AuxScale
+    from megatron_hbp.host.layer_spec import hbp_layer_spec
+    from megatron_hbp.host.plan_source import RunShape, training_plan, validation_plan
+    from megatron_hbp.host.training import HbpTraining
+
+    checks.check_arguments(args, config)
+    if config.level:
+        checks.check_levels_fit(args, config.level)
+    shape = RunShape(
+        rank=args.rank,
+        num_ranks=args.data_parallel_size,
+        num_microbatches=args.global_batch_size // args.data_parallel_size,
+        num_stages=args.pipeline_model_parallel_size,
+        alignment_of=lambda levels: checks.run_alignment(args, levels),
+    )
+    plan, corpus = training_plan(config, shape)
+    checks.check_levels_fit(args, plan.levels)
+    valid = validation_plan(
+        config, plan, args.eval_global_batch_size // args.data_parallel_size, shape
+    )
+    for source in (corpus, *(valid[1:] if valid else ())):
+        checks.check_vocabulary(args, source.max_token_id, str(source.path))
+    checks.set_iterations(args, plan, valid[0] if valid else None)
+
+    transformer = model_config.transformer
+    model_config.transformer_layer_spec = hbp_layer_spec
+    aux_scale = None
+    if transformer.num_moe_experts is not None:
+        aux_scale = transformer.moe_grad_scale_func = AuxScale(transformer)
+    return HbpTraining(config, plan, corpus, valid, aux_scale)
+
+
+def main() -> None:
+    """Parses, sets up and trains; without --hbp-* flags there is nothing to do here."""
+    prepare_device(sys.argv[1:])
+    from megatron.core.enums import ModelType
+    from megatron.training import pretrain
+    from megatron.training.argument_utils import (
+        gpt_config_from_args,
+        pretrain_cfg_container_from_args,
+    )
+    from megatron.training.arguments import parse_and_validate_args
+
+    from megatron_hbp.host import compat
+
+    compat.check_host_version()
+    compat.use_bundled_dataset_helpers()
+    args = parse_and_validate_args(extra_args_provider=add_arguments)
+    model_config = gpt_config_from_args(args)
+    try:
+        training = setup(args, model_config)
+    except ValueError as error:
+        sys.exit(f"megatron_hbp: error: {error}")
+    if training is None:
+        sys.exit(
+            "megatron_hbp: error: no --hbp-plan and no --hbp-corpus; name one, or train with "
+            "Megatron-LM's own pretrain_gpt.py"
+        )
+    pretrain(
+        cfg_container=pretrain_cfg_container_from_args(args, model_config),
+        train_valid_test_dataset_provider=training.datasets_provider,
+        model_type=ModelType.encoder_or_decoder,
+        forward_step_func=training.forward_step,
+    )
+
+
+if __name__ == "__main__":
+    main()
