@@ -137,6 +137,11 @@ class CorpusWriter:
     def __len__(self) -> int:
         return len(self._first_trained)
 
+    @property
+    def seq_lens(self) -> np.ndarray:
+        """int32 [N]: lengths of the sequences added so far."""
+        return np.array(self._tokens.lengths, dtype=np.int32)
+
     def __enter__(self) -> "CorpusWriter":
         return self
 

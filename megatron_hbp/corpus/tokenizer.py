@@ -1,0 +1,235 @@
+"""Loads a tokenizer from local files and encodes plain text with it.
+
+A tokenizer is a Hugging Face folder, a tokenizer.json file, or a SentencePiece .model file. Nothing
+is fetched and no code of the folder is run.
+
+Guarantees:
+- encoding never yields a control token, whatever the text;
+- truncation and padding that the file asks for are off;
+- text encoded in parts gets no extra leading space where a part continues another one.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+import sentencepiece
+import tokenizers
+
+from megatron_hbp.corpus.control_tokens import ControlToken, ControlTokens
+
+_ACCEPTED = (
+    "a Hugging Face folder (with tokenizer.json), a tokenizer.json file or a SentencePiece .model "
+    "file"
+)
+_FOLDER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
+# appended to a SentencePiece model file, this protobuf field switches the leading space off:
+# field 3 (normalizer_spec), two bytes long: field 3 (add_dummy_prefix) = false
+_NO_LEADING_SPACE = b"\x1a\x02\x18\x00"
+
+
+class Place(Enum):
+    """Where a part of a text stands; some tokenizers put a space before it accordingly."""
+
+    START = 0
+    AFTER_CONTROL_TOKEN = 1
+    AFTER_TEXT = 2
+
+
+class _Encoder(Protocol):
+    def encode(self, texts: Sequence[str], places: Sequence[Place]) -> list[list[int]]: ...
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """path: as the user gave it, made absolute. files: what was read. vocab_size: ids are below it.
+
+    start_id, end_id: None when there is none. adds_start: whether the tokenizer itself puts the
+    start token first. chat_template: its own, or None. variables: special tokens' texts by name.
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    vocab_size: int
+    start_id: int | None
+    end_id: int | None
+    adds_start: bool
+    chat_template: str | None
+    variables: Mapping[str, str]
+    control_tokens: ControlTokens
+    _encoder: _Encoder
+
+    def encode(self, texts: Sequence[str], places: Sequence[Place]) -> list[list[int]]:
+        """Token ids of each text; control-token text is encoded as plain text."""
+        return self._encoder.encode(texts, places)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Loads a tokenizer. ValueError when there is none at `path`, naming what is accepted."""
+    path = path.absolute()
+    if not path.exists():
+        raise ValueError(f"tokenizer {path} does not exist; give {_ACCEPTED}")
+    try:
+        if path.is_dir():
+            return _load_folder(path)
+        if path.suffix == ".json":
+            return _load_json(path)
+        return _load_sentencepiece(path)
+    except Exception as error:  # the libraries raise anything on foreign files
+        raise ValueError(f"tokenizer {path} cannot be loaded ({error}); give {_ACCEPTED}") from None
+
+
+def _load_folder(folder: Path) -> Tokenizer:
+    files = tuple(folder / name for name in _FOLDER_FILES if (folder / name).is_file())
+    if not files:
+        raise ValueError("no tokenizer file is in the folder")
+    # importing transformers takes seconds, which other commands should not
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: PLC0415
+
+    # a tokenizer.json is used as it is: the class named in the configuration may rebuild it
+    loader = PreTrainedTokenizerFast if folder / "tokenizer.json" in files else AutoTokenizer
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    loaded = loader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    return _from_transformers(loaded, folder, files)
+
+
+def _load_json(path: Path) -> Tokenizer:
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415  # as above
+
+    return _from_transformers(PreTrainedTokenizerFast(tokenizer_file=str(path)), path, (path,))
+
+
+def _from_transformers(loaded: Any, path: Path, files: tuple[Path, ...]) -> Tokenizer:
+    if not getattr(loaded, "is_fast", False):
+        raise ValueError("it has no tokenizer.json and none can be made from its files")
+    special_ids = set(loaded.all_special_ids)
+    control = {
+        token.content: ControlToken(token_id, token.lstrip, token.rstrip)
+        for token_id, token in loaded.added_tokens_decoder.items()
+        if token.special or token_id in special_ids
+    }
+    template = loaded.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    start_id = loaded.bos_token_id
+    encoder = _FastEncoder(loaded.backend_tokenizer.to_str())
+    return Tokenizer(
+        path=path,
+        files=files,
+        vocab_size=max(len(loaded), 1 + max(loaded.get_vocab().values())),
+        start_id=start_id,
+        end_id=loaded.eos_token_id,
+        adds_start=start_id is not None and loaded("x")["input_ids"][:1] == [start_id],
+        chat_template=template,
+        variables={
+            name: text for name, text in loaded.special_tokens_map.items() if isinstance(text, str)
+        },
+        control_tokens=ControlTokens(control),
+        _encoder=encoder,
+    )
+
+
+class _FastEncoder:
+    """A tokenizer.json, once as it is and once without leading spaces."""
+
+    def __init__(self, definition: str) -> None:
+        parsed = json.loads(definition)
+        self._plain = _build_backend(parsed)
+        only_first = _strip_leading_space(parsed)
+        self._joined = _build_backend(parsed)
+        self._joined_places = {Place.AFTER_TEXT}
+        if only_first:
+            self._joined_places.add(Place.AFTER_CONTROL_TOKEN)
+
+    def encode(self, texts: Sequence[str], places: Sequence[Place]) -> list[list[int]]:
+        result: list[list[int]] = [[] for _ in texts]
+        for joined, backend in ((False, self._plain), (True, self._joined)):
+            chosen = [
+                i for i, place in enumerate(places) if (place in self._joined_places) == joined
+            ]
+            encodings = backend.encode_batch_fast(
+                [texts[i] for i in chosen], add_special_tokens=False
+            )
+            for i, encoding in zip(chosen, encodings, strict=True):
+                result[i] = encoding.ids
+        return result
+
+
+def _build_backend(parsed: dict[str, Any]) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer.from_str(json.dumps(parsed))
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True  # that is, as the plain text they are written in
+    return backend
+
+
+def _strip_leading_space(definition: dict[str, Any]) -> bool:
+    """Switches leading spaces off in a parsed tokenizer.json, in place.
+
+    Returns whether one of them was for the start of the text only (Metaspace, "first").
+    """
+    only_first = False
+    for key, plural in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        part = definition.get(key)
+        if part is None:
+            continue
+        items = part[plural] if part["type"] == "Sequence" else [part]
+        for item in items:
+            only_first |= item.get("prepend_scheme") == "first"
+            if "prepend_scheme" in item:
+                item["prepend_scheme"] = "never"
+            if "add_prefix_space" in item:
+                item["add_prefix_space"] = False
+        kept = [item for item in items if item["type"] != "Prepend"]
+        definition[key] = {"type": "Sequence", plural: kept}
+    return only_first
+
+
+def _load_sentencepiece(path: Path) -> Tokenizer:
+    model = path.read_bytes()
+    plain = sentencepiece.SentencePieceProcessor(model_proto=model)
+    joined = sentencepiece.SentencePieceProcessor(model_proto=model + _NO_LEADING_SPACE)
+    control = {
+        plain.id_to_piece(i): ControlToken(i)
+        for i in range(plain.vocab_size())
+        if plain.is_control(i)
+    }
+    ids = {"bos_token": plain.bos_id(), "eos_token": plain.eos_id(), "pad_token": plain.pad_id()}
+    return Tokenizer(
+        path=path,
+        files=(path,),
+        vocab_size=plain.vocab_size(),
+        start_id=plain.bos_id() if plain.bos_id() >= 0 else None,
+        end_id=plain.eos_id() if plain.eos_id() >= 0 else None,
+        adds_start=plain.bos_id() >= 0,
+        chat_template=None,
+        variables={name: plain.id_to_piece(i) for name, i in ids.items() if i >= 0},
+        control_tokens=ControlTokens(control),
+        _encoder=_SentencePieceEncoder(plain, joined),
+    )
+
+
+class _SentencePieceEncoder:
+    def __init__(self, plain: Any, joined: Any) -> None:
+        self._plain = plain
+        self._joined = joined
+
+    def encode(self, texts: Sequence[str], places: Sequence[Place]) -> list[list[int]]:
+        return [
+            (self._plain if place is Place.START else self._joined).encode(text)
+            for text, place in zip(texts, places, strict=True)
+        ]
