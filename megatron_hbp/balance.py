@@ -62,8 +62,8 @@ def attention_costs(packs: Packs, seq_lens: np.ndarray) -> np.ndarray:
 def replica_order(costs: np.ndarray, rank_costs: np.ndarray) -> np.ndarray:
     """The order of a micro-batch's packs over replicas that evens out a step.
 
-    costs: int64 [packs], cost per rank of each pack. rank_costs: float64 [ranks], what each rank has
-    in the step so far, updated in place. The costliest pack goes to the replica that has least.
+    costs: float64 [packs], cost per rank of each pack. rank_costs: float64 [ranks], what each rank
+    has in the step so far, updated in place. The costliest pack goes to the replica that has least.
     """
     by_replica = rank_costs.reshape(len(costs), -1)
     replicas = np.argsort(by_replica.max(axis=1), kind="stable")
@@ -145,9 +145,9 @@ def _spread(packs: Packs, seq_lens: np.ndarray, multiple: int, unit: int, num_pa
 def even_out(packs: list[list[int]], seq_lens: np.ndarray, num_packs: int) -> list[list[int]]:
     """Spreads sequences over `num_packs` packs, moving one at a time from a fuller to the emptiest.
 
-    packs: at most num_packs lists of sequence ids. A move always lowers the fuller pack's tokens and
-    never raises the other's above them, so no pack grows over the fullest one. Packs stay empty only
-    when there are more packs than sequences.
+    packs: at most num_packs lists of sequence ids. A move lowers the fuller pack's tokens and never
+    raises the other's above them, so no pack grows over the fullest one. Packs stay empty only when
+    there are more packs than sequences.
     """
     packs = [sorted(ids, key=lambda i: (seq_lens[i], i)) for ids in packs]
     packs += [[] for _ in range(num_packs - len(packs))]

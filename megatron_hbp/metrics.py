@@ -1,4 +1,4 @@
-"""How well a plan packs, balances, mixes and fills the pipeline; each metric usable alone on arrays.
+"""How well a plan packs, balances, mixes and fills the pipeline; each metric works on plain arrays.
 
 Guarantees (asserted by tests/unit/test_metrics.py):
 - 64-bit sums of tokens and squares; the same arrays give the same numbers;
@@ -46,7 +46,10 @@ def attention_balance_ratio(costs: np.ndarray) -> float:
 
 
 def communication_ratio(tokens: np.ndarray, cp_sizes: np.ndarray) -> float:
-    """CR: the share of tokens in packs with CP above 1. tokens, cp_sizes: [packs]. Lower is better."""
+    """CR: the share of tokens in packs with CP above 1. Lower is better.
+
+    tokens, cp_sizes: int [packs].
+    """
     total = int(tokens.sum(dtype=np.int64))
     return int(tokens[cp_sizes > 1].sum(dtype=np.int64)) / total if total else 0.0
 

@@ -135,8 +135,9 @@ def pack_levels(
 ) -> list[Packs]:
     """Packs every level, from the longest to the shortest; space is filled with shorter sequences.
 
-    seq_lens: int64 [n]. groups: int [n], the level each sequence belongs to, -1 for none. pack_lens,
-    cp_sizes, multiples: int64 [levels]; each length is charged rounded up to its level's multiple.
+    seq_lens: int64 [n]. groups: int [n], the level each sequence belongs to, -1 for none.
+    pack_lens, cp_sizes, multiples: int64 [levels]; each length is charged rounded up to its level's
+    multiple. rng: made for this epoch.
     """
     pools = [
         _Pool(rng.permutation(np.flatnonzero(groups == level)), seq_lens)
@@ -199,7 +200,7 @@ def _next_fit(visited_lens: np.ndarray, capacity: int) -> np.ndarray:
 def _isf(
     seq_lens: np.ndarray, capacity: int, shuffled: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Iterative sampling and filtering: keep nearly full next-fit packs, shuffle the rest, repeat."""
+    """Iterative sampling and filtering: keeps nearly full next-fit packs, repeats with the rest."""
     threshold = capacity - min(128, capacity // 32)
     kept = Packs(np.empty(0, np.int64), np.zeros(1, np.int64))
     for _ in range(_ISF_ROUNDS):
@@ -278,8 +279,9 @@ def _greedy_fill(packs: Packs, spaces: np.ndarray, multiple: int, pools: Sequenc
     added: list[list[int]] = []
     for space in spaces.tolist():
         ids: list[int] = []
+        left = space
         for pool in pools:
-            drawn, space = pool.draw_into(space, multiple)
+            drawn, left = pool.draw_into(left, multiple)
             ids += drawn
         added.append(ids)
     extra = Packs.from_lists(added)
@@ -287,6 +289,6 @@ def _greedy_fill(packs: Packs, spaces: np.ndarray, multiple: int, pools: Sequenc
     pack_of = np.concatenate(
         [np.repeat(np.arange(len(packs)), part.counts()) for part in (packs, extra)]
     )
-    order = np.argsort(pack_of, kind="stable")
-    ids = np.concatenate([packs.sequence_ids, extra.sequence_ids])[order]
-    return Packs(ids, offsets_of(packs.counts() + extra.counts()))
+    together = np.concatenate([packs.sequence_ids, extra.sequence_ids])
+    filled = together[np.argsort(pack_of, kind="stable")]
+    return Packs(filled, offsets_of(packs.counts() + extra.counts()))

@@ -8,16 +8,14 @@ Guarantees (asserted by tests/unit/test_planner.py):
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from megatron_hbp.alignment import Alignment
 from megatron_hbp.alignment import alignment as default_alignment
-from megatron_hbp.balance import attention_costs, neighbours, replica_order, whole_units
 from megatron_hbp.config import MIXING_MODES, OVERLONG_POLICIES, PACKERS
 from megatron_hbp.level import Level, check_levels
-from megatron_hbp.packing import Packs, check_lengths, make_rng, offsets_of, pack_levels
+from megatron_hbp.packing import check_lengths, make_rng, offsets_of
 from megatron_hbp.plan import (
     DROP_EMPTY,
     DROP_OVERLONG,
@@ -26,7 +24,7 @@ from megatron_hbp.plan import (
     Plan,
     array_hash,
 )
-from megatron_hbp.schedule import most_cp1_steps, steps_of_epoch
+from megatron_hbp.schedule import Epoch, Shape, plan_epoch
 
 
 def build_plan(
@@ -35,6 +33,7 @@ def build_plan(
     num_ranks: int,
     num_microbatches: int = 1,
     num_stages: int = 1,
+    *,
     epochs: int = 1,
     seed: int = 1234,
     packer: str = "best_fit",
@@ -79,10 +78,10 @@ def build_plan(
         mixing = "microbatch" if num_stages == 1 else "step"
     if curriculum_steps and not (cp_sizes == 1).any():
         raise ValueError(
-            f"curriculum_steps is {curriculum_steps}, but no level has CP 1; use 0, or add the level "
-            f"{levels[0].tokens_per_rank}:1"
+            f"curriculum_steps is {curriculum_steps}, but no level has CP 1; use 0, or add the "
+            f"level {levels[0].tokens_per_rank}:1"
         )
-    shape = _Shape(
+    shape = Shape(
         pack_lens=np.array([level.pack_len for level in levels], dtype=np.int64),
         cp_sizes=cp_sizes,
         multiples=np.array(alignment.document_multiples, dtype=np.int64),
@@ -95,12 +94,10 @@ def build_plan(
     dropped_ids = np.flatnonzero(reasons >= 0)
     tokens_in = int(seq_lens.sum(dtype=np.int64))
     tokens_dropped = int(seq_lens[dropped_ids].sum(dtype=np.int64))
-    parts: list[_Epoch] = []
+    parts: list[Epoch] = []
     curriculum_left = curriculum_steps
     for epoch in range(epochs):
-        part, early = _plan_epoch(
-            kept_lens, shape, packer, curriculum_left, make_rng([seed, epoch])
-        )
+        part, early = plan_epoch(kept_lens, shape, packer, curriculum_left, make_rng([seed, epoch]))
         parts.append(part)
         curriculum_left -= early
         steps = len(part.levels) // num_microbatches
@@ -146,99 +143,6 @@ def build_plan(
     )
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """The settings that one epoch needs, as arrays over levels where they are per level."""
-
-    pack_lens: np.ndarray
-    cp_sizes: np.ndarray
-    multiples: np.ndarray
-    num_ranks: int
-    num_microbatches: int
-    one_level: bool
-    alike: bool
-
-    def limits(self) -> np.ndarray:
-        """int64 [levels]: the longest sequence of each level."""
-        return self.pack_lens // self.multiples * self.multiples
-
-    def longest(self) -> int:
-        return int(self.limits().max())
-
-
-@dataclass(frozen=True)
-class _Epoch:
-    """packs: in training order. levels: int64 [micro-batches]."""
-
-    packs: Packs
-    levels: np.ndarray
-
-
-def _plan_epoch(
-    lens: np.ndarray, shape: _Shape, packer: str, curriculum_steps: int, rng: np.random.Generator
-) -> tuple[_Epoch, int]:
-    """One epoch, and how many of curriculum_steps it could begin with.
-
-    lens: int64 [n], kept tokens, 0 for a dropped sequence.
-    """
-    limits = np.maximum.accumulate(shape.limits())
-    groups = np.where(lens > 0, np.searchsorted(limits, lens), -1)
-    packs = pack_levels(
-        lens,
-        groups,
-        pack_lens=shape.pack_lens,
-        cp_sizes=shape.cp_sizes,
-        multiples=shape.multiples,
-        packer=packer,
-        rng=rng,
-    )
-    replicas = shape.num_ranks // shape.cp_sizes
-    packs = whole_units(
-        packs,
-        lens,
-        pack_lens=shape.pack_lens,
-        multiples=shape.multiples,
-        units=replicas * (shape.num_microbatches if shape.one_level else 1),
-        units_together=1 if shape.one_level else shape.num_microbatches,
-    )
-    packs = [neighbours(level_packs, lens) for level_packs in packs]
-    levels = np.repeat(np.arange(len(packs)), [len(p) for p in packs] // replicas)
-    together = packs[0]
-    for level_packs in packs[1:]:
-        together = together.joined(level_packs)
-    starts = offsets_of(replicas[levels])  # the first pack of each micro-batch
-    sequences = np.diff(together.offsets[starts])
-    mean_lens = np.add.reduceat(together.sums(lens), starts[:-1]) / np.maximum(sequences, 1)
-    is_cp1 = shape.cp_sizes == 1
-    early = min(curriculum_steps, most_cp1_steps(levels, is_cp1, shape.num_microbatches))
-    steps = steps_of_epoch(
-        levels,
-        mean_lens,
-        is_cp1=is_cp1,
-        num_microbatches=shape.num_microbatches,
-        one_level=shape.one_level,
-        alike=shape.alike,
-        curriculum_steps=early,
-        rng=rng,
-    )
-    order = _pack_order(steps, starts, attention_costs(together, lens), shape, levels)
-    return _Epoch(together.select(order), levels[steps.ravel()]), early
-
-
-def _pack_order(
-    steps: np.ndarray, starts: np.ndarray, costs: np.ndarray, shape: _Shape, levels: np.ndarray
-) -> np.ndarray:
-    """int64 [packs]: the packs in training order, replica by replica inside each micro-batch."""
-    order = []
-    for step in steps:
-        rank_costs = np.zeros(shape.num_ranks)
-        for microbatch in step:
-            first, end = starts[microbatch], starts[microbatch + 1]
-            rank_cost = costs[first:end] / shape.cp_sizes[levels[microbatch]]
-            order.append(first + replica_order(rank_cost, rank_costs))
-    return np.concatenate(order)
-
-
 def _keep(
     seq_lens: np.ndarray, first_trained: np.ndarray | None, longest: int, overlong: str
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -249,9 +153,9 @@ def _keep(
     if overlong == "error" and too_long.any():
         first = int(np.argmax(too_long))
         raise ValueError(
-            f"sequence {first} has {seq_lens[first]} tokens, the longest level holds {longest}, and "
-            f"{np.count_nonzero(too_long)} of {len(seq_lens)} sequences are over-long; add a longer "
-            "level, or use --hbp-overlong drop or --hbp-overlong truncate"
+            f"sequence {first} has {seq_lens[first]} tokens, but the longest level holds "
+            f"{longest}; {np.count_nonzero(too_long)} of {len(seq_lens)} sequences are over-long; "
+            "add a longer level, or use --hbp-overlong drop or --hbp-overlong truncate"
         )
     kept = seq_lens.astype(np.int64)
     if overlong == "truncate":

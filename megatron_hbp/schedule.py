@@ -1,13 +1,102 @@
-"""Micro-batches into steps, steps into an order: levels in a step, curriculum, mixing.
+"""The steps of one epoch: levels in a step, curriculum, order.
 
 Guarantees (asserted by tests/unit/test_planner.py):
 - every micro-batch is in exactly one step;
 - steps do not come in order of length or level: any run of steps holds all kinds of them, and all
   levels are exhausted together;
-- no step consists of fillers only, as long as fewer than a step's micro-batches do.
+- no step consists of fillers only.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
+
+from megatron_hbp.balance import attention_costs, neighbours, replica_order, whole_units
+from megatron_hbp.packing import Packs, offsets_of, pack_levels
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The settings that an epoch needs. pack_lens, cp_sizes, multiples: int64 [levels].
+
+    one_level: a step holds one level only. alike: its micro-batches are neighbours by cost, for
+    pipelines.
+    """
+
+    pack_lens: np.ndarray
+    cp_sizes: np.ndarray
+    multiples: np.ndarray
+    num_ranks: int
+    num_microbatches: int
+    one_level: bool
+    alike: bool
+
+    def limits(self) -> np.ndarray:
+        """int64 [levels]: the longest sequence of each level."""
+        return self.pack_lens // self.multiples * self.multiples
+
+    def longest(self) -> int:
+        """The longest sequence of any level."""
+        return int(self.limits().max())
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """packs: in training order. levels: int64 [micro-batches]."""
+
+    packs: Packs
+    levels: np.ndarray
+
+
+def plan_epoch(
+    lens: np.ndarray, shape: Shape, packer: str, curriculum_steps: int, rng: np.random.Generator
+) -> tuple[Epoch, int]:
+    """One epoch, and how many of curriculum_steps it begins with: all, or as many as it can.
+
+    lens: int64 [n], kept tokens, 0 for a dropped sequence.
+    """
+    limits = np.maximum.accumulate(shape.limits())
+    groups = np.where(lens > 0, np.searchsorted(limits, lens), -1)
+    packs = pack_levels(
+        lens,
+        groups,
+        pack_lens=shape.pack_lens,
+        cp_sizes=shape.cp_sizes,
+        multiples=shape.multiples,
+        packer=packer,
+        rng=rng,
+    )
+    replicas = shape.num_ranks // shape.cp_sizes
+    packs = whole_units(
+        packs,
+        lens,
+        pack_lens=shape.pack_lens,
+        multiples=shape.multiples,
+        units=replicas * (shape.num_microbatches if shape.one_level else 1),
+        units_together=1 if shape.one_level else shape.num_microbatches,
+    )
+    packs = [neighbours(level_packs, lens) for level_packs in packs]
+    num_packs = np.array([len(level_packs) for level_packs in packs])
+    levels = np.repeat(np.arange(len(packs)), num_packs // replicas)
+    together = packs[0]
+    for level_packs in packs[1:]:
+        together = together.joined(level_packs)
+    starts = offsets_of(replicas[levels])  # the first pack of each micro-batch
+    tokens = np.add.reduceat(together.sums(lens), starts[:-1])
+    is_cp1 = shape.cp_sizes == 1
+    # a level has whole steps when a step holds one level, so this count is right for both modes
+    most_early = int(np.count_nonzero(is_cp1[levels])) // shape.num_microbatches
+    early = min(curriculum_steps, most_early)
+    steps = steps_of_epoch(
+        levels,
+        tokens / np.maximum(np.diff(together.offsets[starts]), 1),
+        is_cp1=is_cp1,
+        shape=shape,
+        curriculum_steps=early,
+        rng=rng,
+    )
+    order = _pack_order(steps, starts, attention_costs(together, lens), shape, levels)
+    return Epoch(together.select(order), levels[steps.ravel()]), early
 
 
 def steps_of_epoch(
@@ -15,9 +104,7 @@ def steps_of_epoch(
     mean_lens: np.ndarray,
     *,
     is_cp1: np.ndarray,
-    num_microbatches: int,
-    one_level: bool,
-    alike: bool,
+    shape: Shape,
     curriculum_steps: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
@@ -25,15 +112,13 @@ def steps_of_epoch(
 
     levels: int [T], level of each micro-batch, ascending; inside a level by ascending cost.
     mean_lens: float64 [T], mean sequence length of each. is_cp1: bool [levels].
-    one_level: a step holds one level only; then each level has a multiple of num_microbatches.
-    alike: a step of one level holds neighbours, for pipelines; else steps are as mixed as can be.
-    curriculum_steps: how many steps at the start hold CP 1 levels only, at most most_cp1_steps().
-    Returns int64 [T / num_microbatches, num_microbatches].
+    curriculum_steps: how many steps at the start hold CP 1 levels only, as many as there can be or
+    fewer. Returns int64 [T / num_microbatches, num_microbatches].
     """
-    if one_level:
+    if shape.one_level:
         steps = np.concatenate(
             [
-                _into_steps(np.flatnonzero(levels == level), num_microbatches, alike, rng)
+                _into_steps(np.flatnonzero(levels == level), shape, rng)
                 for level in np.unique(levels)
             ]
         )
@@ -41,15 +126,10 @@ def steps_of_epoch(
         parts = [steps[early], np.delete(steps, early, axis=0)]
     else:
         cp1 = np.flatnonzero(is_cp1[levels])
-        early = _evenly(cp1, curriculum_steps * num_microbatches)
+        early = _evenly(cp1, curriculum_steps * shape.num_microbatches)
         late = np.setdiff1d(np.arange(len(levels)), early)
-        parts = [_into_steps(part, num_microbatches, False, rng) for part in (early, late)]
+        parts = [_into_steps(part, shape, rng) for part in (early, late)]
     return np.concatenate([_mixed(steps, levels, mean_lens, rng) for steps in parts])
-
-
-def most_cp1_steps(levels: np.ndarray, is_cp1: np.ndarray, num_microbatches: int) -> int:
-    """The largest possible curriculum_steps of an epoch, see steps_of_epoch()."""
-    return int(np.count_nonzero(is_cp1[levels])) // num_microbatches
 
 
 def deal(num_items: int, num_hands: int, rng: np.random.Generator) -> np.ndarray:
@@ -63,14 +143,13 @@ def deal(num_items: int, num_hands: int, rng: np.random.Generator) -> np.ndarray
     return rng.permuted(hands, axis=1).ravel()[:num_items]
 
 
-def _into_steps(
-    microbatches: np.ndarray, num_microbatches: int, alike: bool, rng: np.random.Generator
-) -> np.ndarray:
-    """int64 [steps, num_microbatches]: neighbours if alike, else each step the whole range."""
-    if alike:
-        return microbatches.reshape(-1, num_microbatches)
-    step = deal(len(microbatches), len(microbatches) // num_microbatches, rng)
-    return microbatches[np.argsort(step, kind="stable")].reshape(-1, num_microbatches)
+def _into_steps(microbatches: np.ndarray, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+    """int64 [steps, num_microbatches]: neighbours if alike, else each holds the whole range."""
+    num_steps = len(microbatches) // shape.num_microbatches
+    if not (shape.one_level and shape.alike):
+        step = deal(len(microbatches), num_steps, rng)
+        microbatches = microbatches[np.argsort(step, kind="stable")]
+    return microbatches.reshape(num_steps, shape.num_microbatches)
 
 
 def _mixed(
@@ -85,3 +164,17 @@ def _mixed(
 def _evenly(items: np.ndarray, num: int) -> np.ndarray:
     """`num` of the items, evenly spaced."""
     return items[np.arange(num) * len(items) // max(num, 1)]
+
+
+def _pack_order(
+    steps: np.ndarray, starts: np.ndarray, costs: np.ndarray, shape: Shape, levels: np.ndarray
+) -> np.ndarray:
+    """int64 [packs]: the packs in training order, replica by replica inside each micro-batch."""
+    order = []
+    for step in steps:
+        rank_costs = np.zeros(shape.num_ranks)
+        for microbatch in step:
+            first, end = starts[microbatch], starts[microbatch + 1]
+            rank_cost = costs[first:end] / shape.cp_sizes[levels[microbatch]]
+            order.append(first + replica_order(rank_cost, rank_costs))
+    return np.concatenate(order)

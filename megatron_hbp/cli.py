@@ -1,0 +1,251 @@
+"""The command line: hbp prepare | plan | audit.
+
+Guarantees (asserted by tests/unit/test_cli.py):
+- results go to stdout, one error line to stderr;
+- exit code 0: done; 1: `audit` found a violation; 2: wrong use, with what is wrong, the rule and a
+  way out on one line.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from megatron_hbp.alignment import alignment
+from megatron_hbp.config import (
+    MIXING_MODES,
+    OVERLONG_POLICIES,
+    PACKERS,
+    PLAN_DEFAULTS,
+    HbpConfig,
+    field_docs,
+)
+from megatron_hbp.corpus.command import add_command as add_prepare
+from megatron_hbp.corpus.store import Corpus
+from megatron_hbp.level import Level
+from megatron_hbp.plan import Plan, array_hash
+from megatron_hbp.planner import build_plan
+from megatron_hbp.report.text import compare_plan, compare_text, plan_document, plan_text
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    try:
+        parser = _root_parser()
+        subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+        add_prepare(subparsers)
+        _add_plan(subparsers)
+        _add_audit(subparsers)
+        namespace = parser.parse_args(argv)
+        return namespace.func(namespace)
+    except (ValueError, OSError) as error:
+        message = " ".join(str(error).split()).replace("--hbp-", "--")
+        print(f"hbp: error: {message}", file=sys.stderr)
+        return 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of printing its usage, so that every error is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
+def _root_parser() -> argparse.ArgumentParser:
+    return _Parser(prog="hbp", description="Hierarchical balance packing for Megatron-LM.")
+
+
+@dataclass(frozen=True)
+class _Input:
+    """What a plan is made from. seq_lens, first_trained, source_ids: see build_plan()."""
+
+    seq_lens: np.ndarray
+    first_trained: np.ndarray | None = None
+    source_ids: np.ndarray | None = None
+    corpus_hash: str | None = None
+    corpus_path: str | None = None
+
+
+def _add_plan(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser("plan", help="plan every step of a run from lengths or a corpus")
+    docs = field_docs(HbpConfig)
+    _add_input(parser, required=True)
+    parser.add_argument(
+        "--level",
+        action="append",
+        required=True,
+        metavar="PACK_LEN:CP[:RECOMPUTE]",
+        help=docs["level"],
+    )
+    parser.add_argument(
+        "--ranks", type=int, required=True, metavar="N", help="world size / (TP x PP)"
+    )
+    parser.add_argument(
+        "--microbatches", type=int, default=1, metavar="N", help="per step (default 1)"
+    )
+    parser.add_argument(
+        "--stages", type=int, default=1, metavar="N", help="pipeline stages (default 1)"
+    )
+    parser.add_argument("--epochs", type=int, metavar="N", help="epochs in the plan (default 1)")
+    for name in ("seed", "curriculum_steps"):
+        parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="N", help=docs[name])
+    for name, choices in (
+        ("packer", PACKERS),
+        ("mixing", MIXING_MODES),
+        ("overlong", OVERLONG_POLICIES),
+    ):
+        parser.add_argument(f"--{name}", choices=choices, help=docs[name])
+    parser.add_argument(
+        "--tp", type=int, default=1, metavar="N", help="tensor-parallel size (default 1)"
+    )
+    parser.add_argument(
+        "--sequence-parallel",
+        action="store_true",
+        help="the run uses Megatron's --sequence-parallel",
+    )
+    parser.add_argument(
+        "--fp8-recipe",
+        metavar="NAME",
+        help="the run's FP8 recipe: delayed, tensorwise, mxfp8 or blockwise (default none)",
+    )
+    parser.add_argument(
+        "--output", metavar="DIR", help="where the plan is saved (default: it is not)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="also pack everything at the longest level alone, without balancing, and compare",
+    )
+    parser.set_defaults(func=_plan, **PLAN_DEFAULTS)
+
+
+def _plan(namespace: argparse.Namespace) -> int:
+    levels = tuple(Level.parse(text) for text in namespace.level)
+    given = _read_input(namespace)
+    assert given is not None  # argparse requires one
+    if namespace.tp < 1:
+        raise ValueError(f"--tp is {namespace.tp}; it must be at least 1")
+    plan = build_plan(
+        given.seq_lens,
+        levels,
+        namespace.ranks,
+        namespace.microbatches,
+        namespace.stages,
+        **{name: getattr(namespace, name) for name in PLAN_DEFAULTS},
+        alignment=alignment(
+            tuple(level.cp_size for level in levels),
+            tp_size=namespace.tp,
+            sequence_parallel=namespace.sequence_parallel,
+            fp8_recipe=namespace.fp8_recipe,
+        ),
+        first_trained=given.first_trained,
+        source_ids=given.source_ids,
+        corpus_hash=given.corpus_hash,
+        corpus_path=given.corpus_path,
+    )
+    if namespace.output is not None:
+        plan.save(namespace.output)
+    compared = compare_plan(plan) if namespace.compare else None
+    if namespace.json:
+        document = plan_document(plan, given.seq_lens) | {"output": namespace.output}
+        if compared is not None:
+            document["compare"] = compared
+        print(json.dumps(document, indent=2))
+        return 0
+    print(plan_text(plan, given.seq_lens))
+    if compared is not None:
+        print("\n" + compare_text(compared))
+    if namespace.output is not None:
+        print(f"\nsaved in {namespace.output}")
+    return 0
+
+
+def _add_audit(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "audit", help="check every invariant of a plan; exit code 1 when one is violated"
+    )
+    parser.add_argument("plan", metavar="PLAN", help="the folder of the plan")
+    _add_input(parser, required=False)
+    parser.set_defaults(func=_audit)
+
+
+def _audit(namespace: argparse.Namespace) -> int:
+    given = _read_input(namespace)
+    if not (Path(namespace.plan) / "plan.json").is_file():
+        raise ValueError(
+            f"{namespace.plan} holds no plan.json; name a folder made by hbp plan --output"
+        )
+    try:
+        plan = Plan.load(namespace.plan)
+    except ValueError as error:
+        print(error)
+        return 1
+    problems = plan.audit(None if given is None else given.seq_lens)
+    if given is not None and given.corpus_hash is not None:
+        problems += _corpus_problems(plan, given)
+    for problem in problems:
+        print(problem)
+    if not problems:
+        print(
+            f"good: {plan.num_steps} steps, {plan.num_packs} packs, "
+            f"{plan.counts()['sequences_kept']} sequences, hash {plan.hash()[:12]}"
+        )
+    return 1 if problems else 0
+
+
+def _corpus_problems(plan: Plan, given: _Input) -> list[str]:
+    """What only the corpus can tell: whether it is the plan's, and every sequence trains."""
+    problems = []
+    if plan.corpus_hash not in (None, given.corpus_hash):
+        problems.append(
+            f"the plan was made from corpus {plan.corpus_hash}, this one is {given.corpus_hash}"
+        )
+    first_trained = given.first_trained
+    if first_trained is None or len(first_trained) != len(plan.seq_lens):
+        return problems
+    if plan.first_trained_hash not in (None, array_hash(first_trained)):
+        problems.append("the plan was made from another mask (first_trained_hash differs)")
+    untrained = np.flatnonzero((plan.seq_lens > 0) & (first_trained >= plan.seq_lens))
+    if len(untrained):
+        problems.append(
+            f"{len(untrained)} kept sequences have no trained token {untrained[:5].tolist()}"
+        )
+    return problems
+
+
+def _add_input(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    source = parser.add_mutually_exclusive_group(required=required)
+    source.add_argument("--corpus", metavar="DIR", help="a corpus made by hbp prepare")
+    source.add_argument(
+        "--lengths",
+        metavar="FILE.npy",
+        help="an int32 or int64 array, one length in tokens per sequence",
+    )
+
+
+def _read_input(namespace: argparse.Namespace) -> _Input | None:
+    if namespace.corpus is not None:
+        corpus = Corpus.open(namespace.corpus)
+        return _Input(
+            corpus.seq_lens,
+            corpus.first_trained,
+            corpus.source_ids,
+            corpus.hash,
+            str(Path(namespace.corpus).resolve()),
+        )
+    if namespace.lengths is None:
+        return None
+    try:
+        array = np.load(namespace.lengths, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(
+            f"--lengths {namespace.lengths} cannot be read ({error}); make it with "
+            "numpy.save(file, a), a being a one-dimensional int32 or int64 array"
+        ) from None
+    return _Input(array)
