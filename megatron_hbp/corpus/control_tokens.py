@@ -27,7 +27,7 @@ class ControlToken:
 
 @dataclass(frozen=True)
 class Match:
-    """text[start:end] is the token, text[outer_start:outer_end] with the white space it swallows."""
+    """A token at text[start:end]; the white space it swallows reaches to outer_start, outer_end."""
 
     start: int
     end: int

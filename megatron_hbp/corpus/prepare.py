@@ -118,7 +118,7 @@ def prepare_corpus(
             "row_counts": counts.as_dict(),
             "tokenizer_path": str(tokenizer.path),
             "chat_template": template_name,
-            "notes": _notes(template),
+            "notes": _notes(tokenizer, template),
         }
         for writer in writers:
             writer.finish({**info, "lengths": length_summary(writer.seq_lens)})
@@ -242,7 +242,11 @@ def _check_counts(counts: RowCounts, inputs: Sequence[Path], valid_share: float)
         )
 
 
-def _notes(template: ChatTemplate) -> list[str]:
-    if template.prints_tool_calls:
-        return []
-    return ["the chat template does not print tool calls, so they are not trained"]
+def _notes(tokenizer: Tokenizer, template: ChatTemplate) -> list[str]:
+    notes = []
+    if not template.prints_tool_calls:
+        notes.append("the chat template does not print tool calls, so they are not trained")
+    dropped = tokenizer.dropped_characters()
+    if dropped:
+        notes.append(f"the tokenizer drops characters without a trace, e.g. {dropped}")
+    return notes

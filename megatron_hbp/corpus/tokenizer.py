@@ -37,6 +37,8 @@ _FOLDER_FILES = (
     "vocab.txt",
     "merges.txt",
 )
+# Latin, Greek, Cyrillic, Hebrew, Arabic, Devanagari, Thai, Hangul, Kana, Han, an emoji
+_SCRIPTS = "aZ09~\u00e9\u00df\u03bb\u0416\u05d0\u0639\u0905\u0e01\ud55c\u3042\u4e2d\u8a9e\U0001f600"
 # appended to a SentencePiece model file, this protobuf field switches the leading space off:
 # field 3 (normalizer_spec), two bytes long: field 3 (add_dummy_prefix) = false
 _NO_LEADING_SPACE = b"\x1a\x02\x18\x00"
@@ -76,6 +78,12 @@ class Tokenizer:
     def encode(self, texts: Sequence[str], places: Sequence[Place]) -> list[list[int]]:
         """Token ids of each text; control-token text is encoded as plain text."""
         return self._encoder.encode(texts, places)
+
+    def dropped_characters(self) -> str:
+        """Those of a few characters of many scripts that encode to nothing at all."""
+        places = [Place.AFTER_TEXT] * len(_SCRIPTS)
+        encoded = self.encode(_SCRIPTS, places)
+        return "".join(char for char, ids in zip(_SCRIPTS, encoded, strict=True) if not ids)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
