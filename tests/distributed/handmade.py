@@ -49,6 +49,7 @@ def plan_over_slots(
     num_ranks: int,
     num_microbatches: int,
     levels: tuple[Level, ...] | None = None,
+    tp_size: int = 1,
 ) -> Plan:
     """packs: sequence ids of each pack, in plan order. cp_of_microbatch: its CP size."""
     if levels is None:
@@ -67,7 +68,9 @@ def plan_over_slots(
         mixing="microbatch",
         curriculum_steps=0,
         overlong="error",
-        alignment=alignment(tuple(level.cp_size for level in levels)),
+        alignment=alignment(
+            tuple(level.cp_size for level in levels), tp_size=tp_size, sequence_parallel=True
+        ),
         tokens_in=int(lens.sum()),
         tokens_dropped=0,
         tokens_truncated=0,
@@ -99,6 +102,7 @@ def regrouped(
     num_ranks: int,
     num_microbatches: int,
     levels: tuple[Level, ...] | None = None,
+    tp_size: int = 1,
 ) -> Path:
     """Saves a plan in which slot r of micro-batch m always lies on rank r: packs are joined slots."""
     packs = []
@@ -113,6 +117,7 @@ def regrouped(
         num_ranks=num_ranks,
         num_microbatches=num_microbatches,
         levels=levels,
+        tp_size=tp_size,
     )
     plan.save(folder)
     return folder
