@@ -155,9 +155,9 @@ def _text(content: Any, number: int) -> str:
 
 
 def _tools(tools: Any) -> list[Any] | None:
-    if isinstance(tools, str) and tools.strip():
+    if isinstance(tools, str):
         try:
-            tools = json.loads(tools)
+            tools = json.loads(tools) if tools.strip() else None
         except ValueError:
             raise RowError("tools is not a list", "tools is neither a list nor JSON") from None
     if not tools:
