@@ -3,7 +3,7 @@
 Nothing is patched by importing this module.
 """
 
-from importlib import metadata
+import importlib.util
 from pathlib import Path
 
 SUPPORTED = ("0.19",)
@@ -17,21 +17,25 @@ EXPERT_BIAS_MASK_IS_FLAT = True
 
 
 def host_version() -> str:
-    """The installed megatron-core's version. Raises RuntimeError when there is none."""
-    try:
-        return metadata.version("megatron-core")
-    except metadata.PackageNotFoundError:
+    """The version of the megatron-core that is imported: a wheel's or a checkout's.
+
+    Raises RuntimeError when there is none.
+    """
+    if importlib.util.find_spec("megatron") is None:
         raise RuntimeError(
             "megatron-core is not installed; install the extra: pip install 'megatron_hbp[train]'"
-        ) from None
+        )
+    from megatron.core.package_info import __version__
+
+    return __version__
 
 
 def check_host_version() -> None:
-    """Raises RuntimeError unless the installed host is one that this release was tested with."""
+    """Raises RuntimeError unless the host is one that this release was tested with."""
     version = host_version()
     if not any(version == s or version.startswith(s + ".") for s in SUPPORTED):
         raise RuntimeError(
-            f"megatron-core {version} is installed; this release supports "
+            f"megatron-core {version} is not supported; this release runs with "
             f"{', '.join(s + '.x' for s in SUPPORTED)}: pip install 'megatron-core=={SUPPORTED[-1]}.*'"
         )
 

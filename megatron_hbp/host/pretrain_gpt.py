@@ -6,13 +6,19 @@ Megatron-LM's GPT training with HBP. `setup` is also what the patched stock scri
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from megatron_hbp.config import HbpConfig, add_arguments, config_from_args
 
+ArgumentsProvider = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 
-def prepare_device(argv: list[str]) -> None:
-    """Installs the CPU runtime when the flags ask for it. Must come before megatron is imported."""
+
+def prepare_device(argv: list[str] | None = None) -> None:
+    """Installs the CPU runtime when the flags (of this process when None) ask for it.
+
+    Must come before megatron is imported.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--hbp-device", default="cuda")
     if parser.parse_known_args(argv)[0].hbp_device == "cpu":
@@ -22,6 +28,23 @@ def prepare_device(argv: list[str]) -> None:
 
         cpu.install()
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+def with_arguments(provider: ArgumentsProvider | None) -> ArgumentsProvider:
+    """An `extra_args_provider` that adds the --hbp-* flags after those of another one, if any."""
+
+    def both(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        return add_arguments(parser if provider is None else provider(parser))
+
+    return both
+
+
+def setup_or_exit(args: Any, model_config: Any) -> Any | None:
+    """`setup`; what does not fit ends the process with one line."""
+    try:
+        return setup(args, model_config)
+    except ValueError as error:
+        sys.exit(f"megatron_hbp: error: {error}")
 
 
 def setup(args: Any, model_config: Any) -> Any | None:
@@ -76,7 +99,7 @@ def _setup(config: HbpConfig, args: Any, model_config: Any) -> Any:
 
 def main() -> None:
     """Parses, sets up and trains; without --hbp-* flags there is nothing to do here."""
-    prepare_device(sys.argv[1:])
+    prepare_device()
     from megatron.core.enums import ModelType
     from megatron.training import pretrain
     from megatron.training.argument_utils import (
@@ -91,10 +114,7 @@ def main() -> None:
     compat.use_bundled_dataset_helpers()
     args = parse_and_validate_args(extra_args_provider=add_arguments)
     model_config = gpt_config_from_args(args)
-    try:
-        training = setup(args, model_config)
-    except ValueError as error:
-        sys.exit(f"megatron_hbp: error: {error}")
+    training = setup_or_exit(args, model_config)
     if training is None:
         sys.exit(
             "megatron_hbp: error: no --hbp-plan and no --hbp-corpus; name one, or train with "
