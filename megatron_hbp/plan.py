@@ -397,9 +397,10 @@ def _account_problems(plan: Plan, seq_lens: np.ndarray | None) -> list[str]:
         )
     if not np.array_equal(plan.dropped_ids, np.flatnonzero(plan.seq_lens == 0)):
         problems.append("dropped_ids are not exactly the sequences without kept tokens")
+        return problems
     if seq_lens is None:
         return problems
-    if array_hash(seq_lens) != plan.seq_lens_hash:
+    if len(seq_lens) != len(plan.seq_lens) or array_hash(seq_lens) != plan.seq_lens_hash:
         problems.append("the plan was made from other lengths (seq_lens_hash differs)")
         return problems
     dropped = int(seq_lens[plan.dropped_ids].sum(dtype=np.int64))

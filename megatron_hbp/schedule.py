@@ -89,7 +89,8 @@ def plan_epoch(
     early = min(curriculum_steps, most_early)
     steps = steps_of_epoch(
         levels,
-        tokens / np.maximum(np.diff(together.offsets[starts]), 1),
+        tokens,
+        np.diff(together.offsets[starts]),
         is_cp1=is_cp1,
         shape=shape,
         curriculum_steps=early,
@@ -101,7 +102,8 @@ def plan_epoch(
 
 def steps_of_epoch(
     levels: np.ndarray,
-    mean_lens: np.ndarray,
+    tokens: np.ndarray,
+    num_sequences: np.ndarray,
     *,
     is_cp1: np.ndarray,
     shape: Shape,
@@ -111,7 +113,7 @@ def steps_of_epoch(
     """Orders the micro-batches of one epoch into steps.
 
     levels: int [T], level of each micro-batch, ascending; inside a level by ascending cost.
-    mean_lens: float64 [T], mean sequence length of each. is_cp1: bool [levels].
+    tokens, num_sequences: int64 [T], what each holds. is_cp1: bool [levels].
     curriculum_steps: how many steps at the start hold CP 1 levels only, as many as there can be or
     fewer. Returns int64 [T / num_microbatches, num_microbatches].
     """
@@ -129,18 +131,21 @@ def steps_of_epoch(
         early = _evenly(cp1, curriculum_steps * shape.num_microbatches)
         late = np.setdiff1d(np.arange(len(levels)), early)
         parts = [_into_steps(part, shape, rng) for part in (early, late)]
-    return np.concatenate([_mixed(steps, levels, mean_lens, rng) for steps in parts])
+    return np.concatenate([_mixed(part, levels, tokens, num_sequences, rng) for part in parts])
 
 
 def deal(num_items: int, num_hands: int, rng: np.random.Generator) -> np.ndarray:
     """int64 [num_items]: the hand that each item of a sorted row is dealt to.
 
     Every num_hands neighbours go to different hands, at random, so that each hand holds the whole
-    range evenly.
+    range evenly. What does not go round comes from the middle of the row.
     """
-    num_rounds = -(-num_items // max(num_hands, 1))
-    hands = np.tile(np.arange(num_hands), (num_rounds, 1))
-    return rng.permuted(hands, axis=1).ravel()[:num_items]
+    if num_hands == 0:
+        return np.empty(0, dtype=np.int64)
+    num_rounds, num_rest = divmod(num_items, num_hands)
+    rounds = rng.permuted(np.tile(np.arange(num_hands), (num_rounds + 1, 1)), axis=1)
+    low, high = rounds[: num_rounds // 2], rounds[num_rounds // 2 + 1 :]
+    return np.concatenate([low.ravel(), rounds[num_rounds // 2, :num_rest], high.ravel()])
 
 
 def _into_steps(microbatches: np.ndarray, shape: Shape, rng: np.random.Generator) -> np.ndarray:
@@ -153,10 +158,18 @@ def _into_steps(microbatches: np.ndarray, shape: Shape, rng: np.random.Generator
 
 
 def _mixed(
-    steps: np.ndarray, levels: np.ndarray, mean_lens: np.ndarray, rng: np.random.Generator
+    steps: np.ndarray,
+    levels: np.ndarray,
+    tokens: np.ndarray,
+    num_sequences: np.ndarray,
+    rng: np.random.Generator,
 ) -> np.ndarray:
-    """Shuffles steps so that any run of about sqrt(steps) of them holds all kinds."""
-    by_kind = steps[np.lexsort((mean_lens[steps].mean(axis=1), levels[steps].sum(axis=1)))]
+    """Shuffles steps so that any run of about sqrt(steps) of them holds all kinds.
+
+    A step's kind is its lowest level, then its mean sequence length.
+    """
+    mean_len = tokens[steps].sum(axis=1) / num_sequences[steps].sum(axis=1)
+    by_kind = steps[np.lexsort((mean_len, levels[steps].min(axis=1)))]
     turn = deal(len(steps), max(1, round(len(steps) ** 0.5)), rng)
     return by_kind[np.lexsort((rng.random(len(steps)), turn))]
 
