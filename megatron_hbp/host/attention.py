@@ -34,9 +34,7 @@ def _exchange(chunks: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return received
 
 
-def sequence_to_heads(
-    tensors: list[torch.Tensor], group: dist.ProcessGroup
-) -> list[torch.Tensor]:
+def sequence_to_heads(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
     """[S, H_i, D_i] with this rank's tokens -> [T, H_i / CP, D_i] with this rank's heads.
 
     One all-to-all for all tensors. Every H_i must be a multiple of the CP size.
@@ -105,9 +103,12 @@ class DocumentAttention(torch.nn.Module):
         v_TKD: torch.Tensor,
         pack: HbpPackedSeqParams,
     ) -> torch.Tensor:
-        if q_THD.is_cuda and q_THD.dtype in (torch.bfloat16, torch.float16):
-            return self._varlen(q_THD, k_TKD, v_TKD, pack)
-        return self._per_document(q_THD, k_TKD, v_TKD, pack)
+        v_dim = v_TKD.shape[-1]
+        if v_dim < q_THD.shape[-1]:  # flash kernels, also the CPU's, want one head dimension
+            v_TKD = torch.nn.functional.pad(v_TKD, [0, q_THD.shape[-1] - v_dim])
+        on_gpu = q_THD.is_cuda and q_THD.dtype in (torch.bfloat16, torch.float16)
+        attend = self._varlen if on_gpu else self._per_document
+        return attend(q_THD, k_TKD, v_TKD, pack)[..., :v_dim]
 
     def _varlen(
         self,
@@ -118,9 +119,6 @@ class DocumentAttention(torch.nn.Module):
     ) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
-        v_dim = v_TKD.shape[-1]
-        if v_dim < q_THD.shape[-1]:  # the kernel wants one head dimension
-            v_TKD = torch.nn.functional.pad(v_TKD, [0, q_THD.shape[-1] - v_dim])
         out = varlen_attn(
             query=q_THD.contiguous(),
             key=k_TKD.contiguous(),
@@ -134,7 +132,7 @@ class DocumentAttention(torch.nn.Module):
             enable_gqa=q_THD.shape[1] != k_TKD.shape[1],
         )
         assert isinstance(out, torch.Tensor)
-        return out[..., :v_dim]
+        return out
 
     def _per_document(
         self,
@@ -262,7 +260,11 @@ def positioned_self_attention(base: type) -> type:
 
     class PositionedSelfAttention(base):
         def forward(
-            self, *args: Any, rotary_pos_emb: Any = None, packed_seq_params: Any = None, **kwargs: Any
+            self,
+            *args: Any,
+            rotary_pos_emb: Any = None,
+            packed_seq_params: Any = None,
+            **kwargs: Any,
         ) -> Any:
             if rotary_pos_emb is not None:
                 rotary_pos_emb = packed_seq_params.rotary_at_positions(rotary_pos_emb)
