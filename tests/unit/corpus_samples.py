@@ -1,5 +1,6 @@
 """Tokenizers, chats and short cuts for the tests of the corpus."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -72,6 +73,7 @@ def rejects(corpus: Corpus) -> list[tuple[int, str]]:
     return [(entry["line"], entry["reason"]) for entry in map(json.loads, lines)]
 
 
+@functools.cache
 def decoder(tokenizer_path: Path):
     """ids -> text with control tokens, for any tokenizer the corpus takes."""
     loaded = load_tokenizer(tokenizer_path)
