@@ -6,6 +6,7 @@ the target in its own forked process, so that nothing of one job is left for the
 value goes to folder/rank-R.pt, its output to folder/rank-R.log.
 """
 
+import argparse
 import importlib
 import json
 import os
@@ -28,10 +29,14 @@ import torch
 
 torch.set_num_threads(1)
 
+import megatron.core.tokenizers.text  # brings transformers: loaded here, not in every rank
 import megatron.training.arguments
 import megatron.training.training
 
 import megatron_hbp.host.training  # noqa: F401
+
+# the host reads its sources for help texts: parsed once here, every rank finds them in linecache
+megatron.training.arguments.add_megatron_arguments(argparse.ArgumentParser())
 
 
 def _free_port() -> int:
