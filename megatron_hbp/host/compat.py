@@ -8,13 +8,6 @@ from pathlib import Path
 
 SUPPORTED = ("0.19",)
 
-# In 0.19 the router's token count under a padding mask is summed over the reduce group in place, so
-# what it calls the local count is the group's (tests/distributed/test_moe.py shows it: BR-G06).
-LOCAL_COUNT_IS_GROUP_COUNT = True
-
-# In 0.19 the expert bias takes the padding mask as [num_tokens] against [num_tokens, num_experts].
-EXPERT_BIAS_MASK_IS_FLAT = True
-
 
 def host_version() -> str:
     """The version of the megatron-core that is imported: a wheel's or a checkout's.
