@@ -149,35 +149,34 @@ def even_out(packs: list[list[int]], seq_lens: np.ndarray, num_packs: int) -> li
     raises the other's above them, so no pack grows over the fullest one. Packs stay empty only when
     there are more packs than sequences.
     """
-    packs = [sorted(ids, key=lambda i: (seq_lens[i], i)) for ids in packs]
-    packs += [[] for _ in range(num_packs - len(packs))]
-    tokens = [int(seq_lens[ids].sum()) if ids else 0 for ids in packs]
-    fullest = [(-tokens[p], p) for p in range(num_packs) if len(packs[p]) > 1]
+    by_length = [sorted(zip(seq_lens[ids].tolist(), ids, strict=True)) for ids in packs]
+    by_length += [[] for _ in range(num_packs - len(packs))]
+    tokens = [sum(length for length, _ in pairs) for pairs in by_length]
+    fullest = [(-tokens[p], p) for p in range(num_packs)]
     emptiest = [(tokens[p], p) for p in range(num_packs)]
     heapq.heapify(fullest)
     heapq.heapify(emptiest)
     while fullest:
         load, giver = fullest[0]
-        if -load != tokens[giver] or len(packs[giver]) < 2:
+        if -load != tokens[giver] or len(by_length[giver]) < 2:
             heapq.heappop(fullest)
             continue
         while emptiest[0][0] != tokens[emptiest[0][1]]:
             heapq.heappop(emptiest)
         taker = emptiest[0][1]
         gap = tokens[giver] - tokens[taker]
-        lens = [int(seq_lens[i]) for i in packs[giver]]
-        place = max(bisect_right(lens, gap // 2) - 1, 0)  # the most even split, or the shortest
-        if lens[place] >= gap:
+        # the move that evens the two out most, or the shortest sequence
+        place = max(bisect_right(by_length[giver], (gap // 2 + 1,)) - 1, 0)
+        length = by_length[giver][place][0]
+        if length >= gap:
             heapq.heappop(fullest)
             continue
-        moved = packs[giver].pop(place)
-        insort(packs[taker], moved, key=lambda i: (seq_lens[i], i))
-        tokens[giver] -= lens[place]
-        tokens[taker] += lens[place]
-        for changed in (giver, taker):
+        insort(by_length[taker], by_length[giver].pop(place))
+        for changed, change in ((giver, -length), (taker, length)):
+            tokens[changed] += change
             heapq.heappush(fullest, (-tokens[changed], changed))
             heapq.heappush(emptiest, (tokens[changed], changed))
-    return packs
+    return [[index for _, index in pairs] for pairs in by_length]
 
 
 def _replace_fillers(
