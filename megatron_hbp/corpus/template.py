@@ -123,7 +123,8 @@ class ChatTemplate:
                 **self._variables,
             )
         except Exception as error:  # whatever template code raises is about this row
-            raise RowError("chat template", f"chat template: {error}") from None
+            reason = " ".join(str(error).split())
+            raise RowError("chat template", f"chat template: {reason}") from None
 
     def _answer_span(
         self, text: str, messages: list[Any], tools: Any, index: int

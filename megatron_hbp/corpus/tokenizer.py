@@ -98,7 +98,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
             return _load_json(path)
         return _load_sentencepiece(path)
     except Exception as error:  # the libraries raise anything on foreign files
-        raise ValueError(f"tokenizer {path} cannot be loaded ({error}); give {_ACCEPTED}") from None
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"tokenizer {path} cannot be loaded ({reason}); give {_ACCEPTED}"
+        ) from None
 
 
 def _load_folder(folder: Path) -> Tokenizer:

@@ -299,6 +299,27 @@ def test_a_folder_without_tokenizer_json(tmp_path):
         load_tokenizer(tmp_path)
 
 
+def test_a_folder_with_a_sentencepiece_model_needs_no_network(tmp_path, shared_data, monkeypatch):
+    import socket
+
+    def refuse(*_):
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    model = shared_data / "tokenizer" / "internlm2" / "tokenizer.model"
+    folder = tmp_path / "t"
+    folder.mkdir()
+    (folder / "tokenizer.model").write_bytes(model.read_bytes())
+    config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    row = chat("suaua", ["Be brief.", "Hello, world!", " Yes\n", "\u4f60\u597d?", "(\u597d)"])
+    from_folder = prepare(tmp_path, [row], folder, "folder")
+    from_file = prepare(tmp_path, [row], model, "file")
+    np.testing.assert_array_equal(from_folder.mask(0), from_file.mask(0))
+    np.testing.assert_array_equal(from_folder.tokens(0), from_file.tokens(0))
+
+
 def test_characters_that_vanish_are_noted(tmp_path, shared_data):
     corpus = prepare(tmp_path, [chat("ua")], shared_data / "tokenizer" / "tt2k")
     assert any("drops characters without a trace" in note for note in corpus.info["notes"])
