@@ -1,7 +1,9 @@
 """Every check of the host's arguments against HBP, before anything is built.
 
 Each failure is a ValueError with the flag, its value, the rule and a way out. Anything that could
-make ranks issue different collectives is refused here, not found at step 1.
+make ranks issue different collectives is refused here, not found at step 1. The checks run twice:
+on the command line as parsed, so that they speak before the host's bare assertions do, and on the
+arguments as the host validated them (a checkpoint may bring others).
 """
 
 from typing import Any
@@ -24,7 +26,14 @@ _REFUSED = (
         "--hybrid-context-parallel",
         "HBP switches the CP size itself; name CP sizes in --hbp-level",
     ),
-    ("cuda_graph_impl", "none", "--cuda-graph-impl", "a graph fixes the pack's boundaries and group"),
+    (
+        "cuda_graph_impl",
+        "none",
+        "--cuda-graph-impl",
+        "a graph fixes the pack's boundaries and group",
+    ),
+    ("enable_cuda_graph", False, "--enable-cuda-graph", "a graph fixes the pack's boundaries"),
+    ("external_cuda_graph", False, "--external-cuda-graph", "a graph fixes the pack's boundaries"),
     (
         "overlap_moe_expert_parallel_comm",
         False,
@@ -41,12 +50,48 @@ _REFUSED = (
     ("spec", None, "--spec", "HBP brings the layer spec"),
     ("experimental_attention_variant", None, "--experimental-attention-variant", "not tested"),
     ("heterogeneous_layers_config_path", None, "--heterogeneous-layers-config-path", "not tested"),
-    ("hybrid_layer_pattern", None, "--hybrid-layer-pattern", "state-space layers are not supported"),
+    (
+        "hybrid_layer_pattern",
+        None,
+        "--hybrid-layer-pattern",
+        "state-space layers are not supported",
+    ),
     ("moe_expert_capacity_factor", None, "--moe-expert-capacity-factor", "padding would take room"),
+    (
+        "log_max_attention_logit",
+        False,
+        "--log-max-attention-logit",
+        "a rank sees the logits of some heads only",
+    ),
+    (
+        "modelopt_enabled",
+        False,
+        "--modelopt-enabled",
+        "ModelOpt's builder takes no layer spec of ours",
+    ),
+    ("logits_load_dir", None, "--logits-load-dir", "the loss is plain cross entropy"),
     ("inprocess_restart", False, "--inprocess-restart", "not tested with HBP"),
+    (
+        "yaml_cfg",
+        None,
+        "--yaml-cfg",
+        "the file would hide the --hbp-* flags; name flags one by one",
+    ),
 )
 
 _BALANCING_OK = ("aux_loss", "none")
+
+
+def check_command_line(args: Any, config: HbpConfig) -> None:
+    """All checks that the command line allows, on arguments that the host has not validated yet.
+
+    args: parsed, plus `world_size`. What the user left out is None here; the host gives its default
+    or its error.
+    """
+    check_arguments(args, config)
+    levels = config.level if config.plan is None else Plan.load(config.plan, verify=False).levels
+    if None not in (args.seq_length, args.num_attention_heads, args.max_position_embeddings):
+        check_levels_fit(args, levels)
 
 
 def check_arguments(args: Any, config: HbpConfig) -> None:
@@ -57,7 +102,7 @@ def check_arguments(args: Any, config: HbpConfig) -> None:
         "pack per rank; raise --seq-length and the levels' PACK_LEN instead",
     )
     _require(
-        args.eval_micro_batch_size == 1,
+        args.eval_micro_batch_size in (None, 1),
         f"--eval-micro-batch-size is {args.eval_micro_batch_size}; with HBP it must be 1",
     )
     _require(
@@ -67,20 +112,26 @@ def check_arguments(args: Any, config: HbpConfig) -> None:
     )
     _require(
         args.dataloader_type == "external",
-        f"--dataloader-type is {args.dataloader_type}; HBP needs --dataloader-type external",
+        f"--dataloader-type is {args.dataloader_type or 'missing'}; HBP needs --dataloader-type "
+        "external",
     )
     _require(
         args.calculate_per_token_loss,
         "--calculate-per-token-loss is missing; HBP needs it: losses are summed over tokens and "
         "divided once per step (choose the average with --hbp-loss-normalizer)",
     )
-    num_ranks = args.data_parallel_size
+    model_size = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
+    _require(
+        args.world_size % model_size == 0,
+        f"the world size {args.world_size} is not a multiple of TP x PP = {model_size}",
+    )
+    num_ranks = args.world_size // model_size
     for flag, size in (
         ("--global-batch-size", args.global_batch_size),
         ("--eval-global-batch-size", args.eval_global_batch_size),
     ):
         _require(
-            size % num_ranks == 0,
+            size is None or size % num_ranks == 0,
             f"{flag} is {size}; it must be ranks x micro-batches, a multiple of {num_ranks} ranks "
             "(world size / (TP x PP))",
         )
@@ -192,7 +243,7 @@ def _heads_per_rank(args: Any) -> tuple[int, int]:
 
 def _check_model(args: Any) -> None:
     _require(
-        args.position_embedding_type == "rope",
+        args.position_embedding_type == "rope" or args.use_rotary_position_embeddings,
         f"--position-embedding-type {args.position_embedding_type} is not supported with HBP; tested "
         "models use rope (with --rope-type yarn under MLA)",
     )
@@ -208,6 +259,12 @@ def _check_model(args: Any) -> None:
         getattr(args, "softmax_type", "vanilla") == "vanilla",
         f"--softmax-type {getattr(args, 'softmax_type', '')} is not supported with HBP",
     )
+    for attribute in ("use_transformer_engine_op_fuser", "use_grouped_gemm_for_dense_mlp"):
+        _require(
+            args.num_experts or not getattr(args, attribute),
+            f"--{attribute.replace('_', '-')} is not supported with HBP for dense models: HBP builds "
+            "the layers from the host's block spec, which leaves it out; leave it out too",
+        )
     balancing = args.moe_router_load_balancing_type
     kinds = [balancing] if isinstance(balancing, str) else list(balancing)
     if args.num_experts:
@@ -249,10 +306,11 @@ def _check_device(args: Any, config: HbpConfig) -> None:
         args.transformer_impl == "local",
         f"--transformer-impl is {args.transformer_impl}; --hbp-device cpu needs local",
     )
+    expert_tp_size = args.expert_tensor_parallel_size or args.tensor_model_parallel_size
     _require(
-        not args.num_experts or args.expert_tensor_parallel_size == 1,
-        f"--expert-tensor-parallel-size is {args.expert_tensor_parallel_size}; on CPU it must be 1: "
-        "gloo has no uneven all-gather",
+        not args.num_experts or expert_tp_size == 1,
+        f"--expert-tensor-parallel-size is {expert_tp_size}; on CPU it must be 1: gloo has no "
+        "uneven all-gather",
     )
 
 

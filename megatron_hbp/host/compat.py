@@ -3,6 +3,7 @@
 Nothing is patched by importing this module.
 """
 
+import argparse
 import importlib.util
 from pathlib import Path
 
@@ -45,3 +46,14 @@ def use_bundled_dataset_helpers() -> None:
     folder = Path(dataset_utils.__file__).parent
     if not (folder / "Makefile").exists() and any(folder.glob("helpers_cpp*.so")):
         dataset_utils.compile_helpers = lambda: None
+
+
+def make_help_printable(parser: argparse.ArgumentParser) -> None:
+    """Doubles bare % signs in help texts: in 0.19 `--help` ends in argparse's error over them."""
+    for action in parser._actions:
+        if action.help is None:
+            continue
+        try:
+            action.help % (vars(action) | {"prog": parser.prog})
+        except (ValueError, TypeError, KeyError):
+            action.help = action.help.replace("%", "%%")

@@ -31,12 +31,34 @@ def prepare_device(argv: list[str] | None = None) -> None:
 
 
 def with_arguments(provider: ArgumentsProvider | None) -> ArgumentsProvider:
-    """An `extra_args_provider` that adds the --hbp-* flags after those of another one, if any."""
+    """An `extra_args_provider` that adds the --hbp-* flags after those of another one, if any.
+
+    It also checks the command line, which is known here and not validated yet: what does not fit
+    HBP ends the process in our words, before an assertion of the host does.
+    """
 
     def both(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        return add_arguments(parser if provider is None else provider(parser))
+        from megatron_hbp.host import compat
+
+        parser = add_arguments(parser if provider is None else provider(parser))
+        compat.make_help_printable(parser)
+        _check_command_line_or_exit(parser)
+        return parser
 
     return both
+
+
+def _check_command_line_or_exit(parser: argparse.ArgumentParser) -> None:
+    from megatron_hbp.host import checks
+
+    args = parser.parse_known_args()[0]
+    args.world_size = int(os.environ.get("WORLD_SIZE", "1"))  # where the host reads it
+    try:
+        config = config_from_args(args)
+        if config.enabled and not args.use_checkpoint_args:  # else the model is not known yet
+            checks.check_command_line(args, config)
+    except ValueError as error:
+        sys.exit(f"megatron_hbp: error: {error}")
 
 
 def setup_or_exit(args: Any, model_config: Any) -> Any | None:
@@ -112,7 +134,7 @@ def main() -> None:
 
     compat.check_host_version()
     compat.use_bundled_dataset_helpers()
-    args = parse_and_validate_args(extra_args_provider=add_arguments)
+    args = parse_and_validate_args(extra_args_provider=with_arguments(None))
     model_config = gpt_config_from_args(args)
     training = setup_or_exit(args, model_config)
     if training is None:

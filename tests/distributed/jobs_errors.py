@@ -1,0 +1,67 @@
+"""Runs the entry point on many command lines, each in its own forked process, up to training."""
+
+import contextlib
+import json
+import os
+import sys
+import time
+import traceback
+from typing import Any
+
+import megatron.training
+
+from megatron_hbp.host import pretrain_gpt
+
+
+class _TrainingWouldStartError(Exception):
+    pass
+
+
+def outcomes(
+    command_lines: list[list[str]], environments: list[dict[str, str]]
+) -> list[dict[str, Any]]:
+    """Per command line: {"error": text} for our clear error, {"starts": True} where training would
+    start, {"exit": printed text} for argparse's, {"traceback": text} for anything else.
+    """
+    results = []
+    for argv, environment in zip(command_lines, environments, strict=True):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            with os.fdopen(writer, "w") as answer:
+                json.dump(_outcome(argv, environment), answer)
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as answer:
+            results.append(json.load(answer))
+        os.waitpid(child, 0)
+    return results
+
+
+def _outcome(argv: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    os.environ |= environment
+    sys.argv = ["pretrain_gpt", *argv]
+    megatron.training.pretrain = _stop
+    printed = os.memfd_create("printed")
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
+    started = time.monotonic()
+    try:
+        with contextlib.redirect_stdout(os.fdopen(1, "w", closefd=False)):
+            pretrain_gpt.main()
+    except _TrainingWouldStartError:
+        return {"starts": True}
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            return {"error": stop.code, "seconds": time.monotonic() - started}
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return {"exit": os.pread(printed, 1 << 20, 0).decode(errors="replace")}
+    except BaseException:
+        return {"traceback": traceback.format_exc()}
+    raise AssertionError("the entry point returned")
+
+
+def _stop(**kwargs: Any) -> None:
+    raise _TrainingWouldStartError
