@@ -88,8 +88,8 @@ def repeat_kv_heads(x_SKD: torch.Tensor, cp_size: int) -> torch.Tensor:
 class DocumentAttention(torch.nn.Module):
     """Causal attention inside each document of a pack, without CP: [T, H, D] -> [T, H, Dv].
 
-    On CUDA in bf16 or fp16 one `torch.nn.attention.varlen` call; elsewhere one SDPA call per
-    document.
+    On CUDA in bf16 or fp16 one `torch.nn.attention.varlen` call (torch 2.12 or later); elsewhere
+    one SDPA call per document.
     """
 
     def __init__(self, softmax_scale: float | None) -> None:
@@ -174,14 +174,13 @@ class UlyssesAttention(MegatronModule):
         v_channels: int | None = None,
         cp_comm_type: str | None = None,
         pg_collection: Any = None,
+        documents: Any = None,
     ) -> None:
+        """documents: the attention without CP, called as DocumentAttention is (its default)."""
         super().__init__(config=config)
         self.v_channels = v_channels
-        self.documents = self.build_document_attention(softmax_scale)
+        self.documents: Any = DocumentAttention(softmax_scale) if documents is None else documents
         self.kept_packed_seq_params: set[str] = set()
-
-    def build_document_attention(self, softmax_scale: float | None) -> torch.nn.Module:
-        return DocumentAttention(softmax_scale)
 
     def forward(
         self,

@@ -46,9 +46,12 @@ class TorchNorm:
         return norm
 
 
-def hbp_layer_spec(model_config: Any, vp_stage: int | None = None) -> Any:
+def hbp_layer_spec(
+    model_config: Any, vp_stage: int | None = None, *, cp_sizes: tuple[int, ...]
+) -> Any:
     """The block spec of this pipeline chunk, for `GPTModelConfig.transformer_layer_spec`.
 
+    cp_sizes: those of the plan's levels; TE needs them when layers are built.
     Raises ValueError for a backend that is not supported.
     """
     config = model_config.transformer
@@ -65,17 +68,19 @@ def hbp_layer_spec(model_config: Any, vp_stage: int | None = None) -> Any:
         qk_l2_norm=config.qk_l2_norm,
         vp_stage=vp_stage,
     )
-    core_attention: type = UlyssesAttention
-    if use_te:
-        from megatron_hbp.host.te_attention import TEUlyssesAttention
-
-        core_attention = TEUlyssesAttention
+    core_attention = te_core_attention(cp_sizes) if use_te else UlyssesAttention
     layers = [_with_hbp(spec, core_attention, torch_norms=not use_te) for spec in block.layer_specs]
     norm = block.layer_norm if use_te else TorchNorm
     return dataclasses.replace(block, layer_specs=layers, layer_norm=norm)
 
 
-def _with_hbp(layer: ModuleSpec, core_attention: type, *, torch_norms: bool) -> ModuleSpec:
+def te_core_attention(cp_sizes: tuple[int, ...]) -> ModuleSpec:
+    from megatron_hbp.host.te_attention import TEUlyssesAttention
+
+    return ModuleSpec(module=TEUlyssesAttention, params={"cp_sizes": cp_sizes})
+
+
+def _with_hbp(layer: ModuleSpec, core_attention: Any, *, torch_norms: bool) -> ModuleSpec:
     submodules = layer.submodules
     attention = submodules.self_attention
     attention = dataclasses.replace(
@@ -120,5 +125,7 @@ def _with_router(mlp: Any) -> Any:
     if not hasattr(moe, "router"):
         return mlp
     return functools.partial(
-        mlp.func, *mlp.args, **(mlp.keywords | {"submodules": dataclasses.replace(moe, router=PaddedRouter)})
+        mlp.func,
+        *mlp.args,
+        **(mlp.keywords | {"submodules": dataclasses.replace(moe, router=PaddedRouter)}),
     )

@@ -4,6 +4,7 @@ Megatron-LM's GPT training with HBP. `setup` is also what the patched stock scri
 """
 
 import argparse
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -112,7 +113,8 @@ def _setup(config: HbpConfig, args: Any, model_config: Any) -> Any:
     checks.set_iterations(args, plan, valid[0] if valid else None)
 
     transformer = model_config.transformer
-    model_config.transformer_layer_spec = hbp_layer_spec
+    cp_sizes = tuple(sorted({level.cp_size for level in plan.levels}))
+    model_config.transformer_layer_spec = functools.partial(hbp_layer_spec, cp_sizes=cp_sizes)
     aux_scale = None
     if transformer.num_moe_experts is not None:
         aux_scale = transformer.moe_grad_scale_func = AuxScale(transformer)
