@@ -114,9 +114,12 @@ def train(
     model = GPTModelBuilder(model_config).build_model(
         pg_collection=ProcessGroupCollection.use_mpu_process_groups()
     )
-    if weights_in is not None:
-        model.load_state_dict(torch.load(weights_in), strict=False)  # norms have no extra state
     named = dict(model.named_parameters())
+    if weights_in is not None:
+        given = torch.load(weights_in)
+        assert given.keys() == named.keys()
+        for name, parameter in named.items():
+            parameter.data.copy_(given[name])
     if weights_out is not None:
         torch.save({name: parameter.detach() for name, parameter in named.items()}, weights_out)
     optimizer = torch.optim.AdamW(

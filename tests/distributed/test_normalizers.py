@@ -2,11 +2,12 @@
 
 Four ranks, four micro-batches with uneven numbers of trained tokens and a tail of padding. The same
 documents lie on the same ranks in four steps: CP 1 everywhere, CP 2, CP 4, and mixed; the weights
-stand still (learning rate 0). Token losses come from the stock model (one document alone), gradients
-from the formula's weights on them. A pack of CP size c counts for its c ranks in token-mean, so its
-value depends on the packs: each step has its own formula value.
+stand still (learning rate 0). Token losses come from the stock model (one document alone),
+gradients from the formula's weights on them. A pack of CP size c counts for its c ranks in
+token-mean, so its value depends on the packs: each step has its own formula value.
 """
 
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
@@ -80,7 +81,7 @@ def run(cluster, tmp_path_factory):
             start += len(slot)
         for microbatch, cp in enumerate(cp_sizes):
             here = ids[microbatch * RANKS : (microbatch + 1) * RANKS]
-            packs += [sum(here[rank : rank + cp], []) for rank in range(0, RANKS, cp)]
+            packs += [list(chain(*here[rank : rank + cp])) for rank in range(0, RANKS, cp)]
     plan = save_plan(
         folder / "plan",
         corpus,
