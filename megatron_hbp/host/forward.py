@@ -13,7 +13,7 @@ from megatron.training.training import update_seqlen_stats_from_cu_seqlens
 
 from megatron_hbp.host.aux_scale import AuxScale
 from megatron_hbp.host.groups import CpGroups
-from megatron_hbp.host.packed import HbpPackedSeqParams
+from megatron_hbp.host.packed import HbpPackedSeqParams, check_cu_seqlens
 from megatron_hbp.host.recompute import LevelRecompute
 from megatron_hbp.host.step_log import StepLog
 from megatron_hbp.plan import Plan
@@ -76,7 +76,8 @@ class ForwardStep:
                 dtype=torch.int32,
                 device=torch.cuda.current_device() if fused else "cpu",
             )
-        cp_size = plan.levels[item["level"]].cp_size
+        level = plan.levels[item["level"]]
+        check_cu_seqlens(item["cu_seqlens"], level.pack_len, item["max_seqlen"])
         return HbpPackedSeqParams(
             qkv_format="thd",
             cu_seqlens_q=self._host_bounds,
@@ -86,7 +87,7 @@ class ForwardStep:
             pack_cu_seqlens=item["cu_seqlens"].cuda(non_blocking=True),
             pack_bounds=tuple(item["cu_seqlens"].tolist()),
             pack_max_seqlen=item["max_seqlen"],
-            pack_cp_group=self._groups[cp_size],
+            pack_cp_group=self._groups[level.cp_size],
             local_positions=batch["positions"],
             rotary_rows=longest,
         )
