@@ -1,5 +1,6 @@
 """Runs the entry point on many command lines, each in its own forked process, up to training."""
 
+import argparse
 import contextlib
 import json
 import os
@@ -9,6 +10,7 @@ import traceback
 from typing import Any
 
 import megatron.training
+from megatron.training.arguments import add_megatron_arguments, parse_and_validate_args
 
 from megatron_hbp.host import pretrain_gpt
 
@@ -65,3 +67,12 @@ def _outcome(argv: list[str], environment: dict[str, str]) -> dict[str, Any]:
 
 def _stop(**kwargs: Any) -> None:
     raise _TrainingWouldStartError
+
+
+def argument_names(argv: list[str]) -> list[str]:
+    """Names of the host's arguments: those it parses and those it adds when it validates."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parsed = {action.dest for action in add_megatron_arguments(parser)._actions}
+    sys.argv = ["pretrain_gpt", *argv]
+    validated = parse_and_validate_args(extra_args_provider=pretrain_gpt.with_arguments(None))
+    return sorted(parsed | set(vars(validated)))
