@@ -44,7 +44,8 @@ def alignment(
     """
     if fp8_recipe not in _RECIPE_MULTIPLES:
         raise ValueError(
-            f"fp8 recipe {fp8_recipe!r} is unknown; use one of {sorted(map(str, _RECIPE_MULTIPLES))}"
+            f"fp8 recipe {fp8_recipe!r} is unknown; use one of "
+            f"{sorted(map(str, _RECIPE_MULTIPLES))}"
         )
     shards = tp_size if sequence_parallel else 1
     if cp_layout == "contiguous":

@@ -27,11 +27,12 @@ TAIL_DOCUMENT = 4096  # tokens; the tail is cut into documents of at most this l
 class SequenceStore(Protocol):
     """What the data set needs of a corpus."""
 
-    seq_lens: np.ndarray
-    num_trained: np.ndarray
-
-    def tokens(self, i: int, length: int | None = None) -> np.ndarray: ...
-    def mask(self, i: int, length: int | None = None) -> np.ndarray: ...
+    @property
+    def seq_lens(self) -> np.ndarray: ...
+    @property
+    def num_trained(self) -> np.ndarray: ...
+    def tokens(self, index: int, length: int | None = None) -> np.ndarray: ...
+    def mask(self, index: int, length: int | None = None) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class HbpDataset(torch.utils.data.Dataset):
         if self.with_tokens:
             item["tokens"] = torch.from_numpy(self._local_tokens(pack, ids, layout, low))[None]
         if self.with_labels:
-            item |= self._local_labels(pack, ids, layout, low, step, level.cp_size)
+            item |= self._local_labels(pack, ids, layout, low, step=step, cp_size=level.cp_size)
         return item
 
     def _local_layout(
@@ -149,9 +150,7 @@ class HbpDataset(torch.utils.data.Dataset):
             "padding_mask": torch.from_numpy(padding)[None],
         }
 
-    def _local_tokens(
-        self, pack: int, ids: np.ndarray, layout: PackLayout, low: int
-    ) -> np.ndarray:
+    def _local_tokens(self, pack: int, ids: np.ndarray, layout: PackLayout, low: int) -> np.ndarray:
         high = low + self.plan.token_budget
         tokens = np.empty(high - low, dtype=np.int64)
         for document, start, end in _overlaps(layout.cu_seqlens, low, high):
@@ -183,7 +182,7 @@ class HbpDataset(torch.utils.data.Dataset):
         return np.concatenate(pieces)[:count]
 
     def _local_labels(
-        self, pack: int, ids: np.ndarray, layout: PackLayout, low: int, step: int, cp_size: int
+        self, pack: int, ids: np.ndarray, layout: PackLayout, low: int, *, step: int, cp_size: int
     ) -> dict[str, Any]:
         high = low + self.plan.token_budget
         labels = np.zeros(high - low, dtype=np.int64)

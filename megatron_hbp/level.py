@@ -8,6 +8,7 @@ Guarantees:
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 _TEXT = re.compile(r"(\d+):(\d+)(?::(\d+|full))?")
@@ -52,8 +53,8 @@ class Level:
         match = _TEXT.fullmatch(text.strip())
         if match is None:
             raise ValueError(
-                f"level {text!r} is not PACK_LEN:CP[:RECOMPUTE]; RECOMPUTE is a number of layers or "
-                "'full', e.g. 16384:1:28 or 131072:8:full"
+                f"level {text!r} is not PACK_LEN:CP[:RECOMPUTE]; RECOMPUTE is a number of layers "
+                "or 'full', e.g. 16384:1:28 or 131072:8:full"
             )
         pack_len, cp_size, recompute = match.groups()
         if recompute is None or recompute == "full":
@@ -71,7 +72,7 @@ def check_levels(levels: tuple[Level, ...], num_ranks: int) -> None:
         raise ValueError("no level given; name at least one, e.g. 16384:1")
     if num_ranks < 1:
         raise ValueError(f"num_ranks is {num_ranks}; it must be at least 1")
-    for shorter, longer in zip(levels, levels[1:], strict=False):
+    for shorter, longer in pairwise(levels):
         if longer.pack_len <= shorter.pack_len:
             raise ValueError(
                 f"levels {shorter} and {longer} do not ascend in pack_len; sort them, each once"

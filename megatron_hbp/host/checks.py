@@ -98,8 +98,8 @@ def check_arguments(args: Any, config: HbpConfig) -> None:
     """Checks that need no plan."""
     _require(
         args.micro_batch_size == 1,
-        f"--micro-batch-size is {args.micro_batch_size}; with HBP it must be 1: a micro-batch is one "
-        "pack per rank; raise --seq-length and the levels' PACK_LEN instead",
+        f"--micro-batch-size is {args.micro_batch_size}; with HBP it must be 1: a micro-batch is "
+        "one pack per rank; raise --seq-length and the levels' PACK_LEN instead",
     )
     _require(
         args.eval_micro_batch_size in (None, 1),
@@ -107,8 +107,8 @@ def check_arguments(args: Any, config: HbpConfig) -> None:
     )
     _require(
         args.context_parallel_size == 1,
-        f"--context-parallel-size is {args.context_parallel_size}; with HBP it must be 1: the CP size "
-        "of each pack comes from --hbp-level PACK_LEN:CP",
+        f"--context-parallel-size is {args.context_parallel_size}; with HBP it must be 1: the CP "
+        "size of each pack comes from --hbp-level PACK_LEN:CP",
     )
     _require(
         args.dataloader_type == "external",
@@ -169,8 +169,8 @@ def check_levels_fit(args: Any, levels: tuple[Level, ...]) -> None:
             raise ValueError(f"level {level}: {error}") from None
         _require(
             not (args.qk_clip and level.cp_size > 1),
-            f"--qk-clip is not supported with level {level}: clipping reads the attention logits of "
-            "one rank's heads only; leave it out or use CP 1",
+            f"--qk-clip is not supported with level {level}: clipping reads the attention logits "
+            "of one rank's heads only; leave it out or use CP 1",
         )
         if level.recompute_layers != 0:
             _check_recompute(args, level)
@@ -178,8 +178,8 @@ def check_levels_fit(args: Any, levels: tuple[Level, ...]) -> None:
     _require(
         budget % wanted.budget_multiple == 0,
         f"--seq-length {budget} is not a multiple of {wanted.budget_multiple} (TP "
-        f"{args.tensor_model_parallel_size} under sequence parallelism x the low-precision recipe's "
-        f"multiple); use {-(-budget // wanted.budget_multiple) * wanted.budget_multiple}",
+        f"{args.tensor_model_parallel_size} under sequence parallelism x the low-precision "
+        f"recipe's multiple); use {-(-budget // wanted.budget_multiple) * wanted.budget_multiple}",
     )
     _require(
         args.max_position_embeddings >= levels[-1].pack_len,
@@ -244,8 +244,8 @@ def _heads_per_rank(args: Any) -> tuple[int, int]:
 def _check_model(args: Any) -> None:
     _require(
         args.position_embedding_type == "rope" or args.use_rotary_position_embeddings,
-        f"--position-embedding-type {args.position_embedding_type} is not supported with HBP; tested "
-        "models use rope (with --rope-type yarn under MLA)",
+        f"--position-embedding-type {args.position_embedding_type} is not supported with HBP; "
+        "tested models use rope (with --rope-type yarn under MLA)",
     )
     _require(
         args.attention_dropout == 0.0,
@@ -262,8 +262,8 @@ def _check_model(args: Any) -> None:
     for attribute in ("use_transformer_engine_op_fuser", "use_grouped_gemm_for_dense_mlp"):
         _require(
             args.num_experts or not getattr(args, attribute),
-            f"--{attribute.replace('_', '-')} is not supported with HBP for dense models: HBP builds "
-            "the layers from the host's block spec, which leaves it out; leave it out too",
+            f"--{attribute.replace('_', '-')} is not supported with HBP for dense models: HBP "
+            "builds the layers from the host's block spec, which leaves it out; leave it out too",
         )
     balancing = args.moe_router_load_balancing_type
     kinds = [balancing] if isinstance(balancing, str) else list(balancing)
@@ -271,9 +271,9 @@ def _check_model(args: Any) -> None:
         wrong = [kind for kind in kinds if kind not in _BALANCING_OK]
         _require(
             not wrong,
-            f"--moe-router-load-balancing-type {' '.join(wrong)} is not supported with HBP: a rank's "
-            "S tokens are many documents, not one sequence; use aux_loss, which is taken over a "
-            "rank's S tokens, or none",
+            f"--moe-router-load-balancing-type {' '.join(wrong)} is not supported with HBP: a "
+            "rank's S tokens are many documents, not one sequence; use aux_loss, which is taken "
+            "over a rank's S tokens, or none",
         )
 
 

@@ -30,7 +30,8 @@ def check_host_version() -> None:
     if not any(version == s or version.startswith(s + ".") for s in SUPPORTED):
         raise RuntimeError(
             f"megatron-core {version} is not supported; this release runs with "
-            f"{', '.join(s + '.x' for s in SUPPORTED)}: pip install 'megatron-core=={SUPPORTED[-1]}.*'"
+            f"{', '.join(s + '.x' for s in SUPPORTED)}: "
+            f"pip install 'megatron-core=={SUPPORTED[-1]}.*'"
         )
 
 

@@ -1,8 +1,8 @@
 """CPU runtime: Megatron's CUDA calls run on CPU tensors, collectives over gloo.
 
-A rehearsal tool: a cluster's flags, scaled down, run on a laptop before GPUs are booked. It replaces
-`torch.cuda` functions and a few torch methods that would reach for a device; it never touches
-Megatron. Speed, memory figures and low precision are not those of a GPU.
+A rehearsal tool: a cluster's flags, scaled down, run on a laptop before GPUs are booked. It
+replaces `torch.cuda` functions and a few torch methods that would reach for a device; it never
+touches Megatron. Speed, memory figures and low precision are not those of a GPU.
 
 Guarantees:
 - `install()` must come before megatron is imported, and says so when it does not; a second call
@@ -116,6 +116,7 @@ def install() -> None:
     _replace_random()
     _replace_tensor_methods()
     _replace_all_to_all()
+    _replace_adamw_state()
     mode = _CpuMode()
     mode.__enter__()
     _installed.append(mode)
@@ -172,11 +173,11 @@ def _replace_random() -> None:
     cuda: Any = torch.cuda
     cuda.get_rng_state = lambda *args, **kwargs: torch.get_rng_state()
     cuda.set_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
-    cuda.manual_seed = lambda seed: torch.default_generator.manual_seed(seed)
+    cuda.manual_seed = torch.default_generator.manual_seed
     cuda.manual_seed_all = _nothing()
     cuda.default_generators = [torch.default_generator]
     cuda.random.get_rng_state = cuda.get_rng_state
-    torch._C._cuda_setRNGState = lambda state: torch.default_generator.set_state(state)
+    torch._C._cuda_setRNGState = torch.default_generator.set_state
 
 
 def _replace_tensor_methods() -> None:
@@ -205,6 +206,26 @@ def _replace_all_to_all() -> None:
         )
 
     dist.all_to_all_single = all_to_all_single
+
+
+def _replace_adamw_state() -> None:
+    """The host loads a distributed optimizer's checkpoint into an optimizer that has not stepped
+    yet and asks it for its step: TE's answers, torch's knows no step before its first one.
+    """
+    adamw: Any = torch.optim.AdamW
+    original = adamw.state_dict
+
+    def state_dict(self):
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            if not self.state[parameter]:
+                self.state[parameter] = {
+                    "step": torch.tensor(0.0),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+        return original(self)
+
+    adamw.state_dict = state_dict
 
 
 def _as_list(sizes: Any) -> Any:

@@ -128,7 +128,7 @@ class ForwardStep:
     def _loss(
         self, item: dict[str, Any], batch: dict[str, Any], losses: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """Weighted sum of token losses, trained tokens of this rank (int), and the host's report."""
+        """Weighted sum of token losses, trained tokens of this rank, and the host's report."""
         loss = torch.sum(losses.view(-1).float() * batch["loss_weights"])
         num_trained = batch["num_trained"]
         args = get_args()

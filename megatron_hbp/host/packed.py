@@ -6,6 +6,7 @@ in flight (pipelines, recompute), each with its own boundaries and group.
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -58,7 +59,7 @@ def check_cu_seqlens(cu_seqlens: torch.Tensor, num_tokens: int, max_seqlen: int)
         raise ValueError(f"cu_seqlens starts at {bounds[:1]}; it must start at 0")
     if bounds[-1] != num_tokens:
         raise ValueError(f"cu_seqlens ends at {bounds[-1]}; the pack has {num_tokens} tokens")
-    steps = [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
+    steps = [end - start for start, end in pairwise(bounds)]
     if min(steps, default=0) < 0:
         raise ValueError(f"cu_seqlens decreases at entry {steps.index(min(steps)) + 1}")
     if max(steps, default=0) != max_seqlen:

@@ -51,7 +51,8 @@ def training_plan(config: HbpConfig, shape: RunShape) -> tuple[Plan, Corpus]:
     folder = config.corpus or plan.corpus_path
     if folder is None:
         raise ValueError(
-            f"the plan {config.plan} was made from lengths and names no corpus; add --hbp-corpus DIR"
+            f"the plan {config.plan} was made from lengths and names no corpus; "
+            "add --hbp-corpus DIR"
         )
     corpus = Corpus.open(folder)
     if plan.corpus_hash is not None and plan.corpus_hash != corpus.hash:
@@ -102,8 +103,8 @@ def check_plan(plan: Plan, shape: RunShape) -> None:
         )
     if plan.alignment.document_multiples != wanted.document_multiples:
         raise ValueError(
-            f"the plan aligns documents to {list(plan.alignment.document_multiples)}, the run needs "
-            f"{list(wanted.document_multiples)}; plan again"
+            f"the plan aligns documents to {list(plan.alignment.document_multiples)}, the run "
+            f"needs {list(wanted.document_multiples)}; plan again"
         )
 
 
@@ -169,9 +170,9 @@ def _wait_for(folder: Path, timeout_seconds: float, rank: int) -> None:
         now = time.monotonic()
         if now - start > timeout_seconds:
             raise ValueError(
-                f"rank {rank} waited {timeout_seconds:.0f} s for rank 0's plan in {folder}; look at "
-                "rank 0's log, make the plan beforehand with `hbp plan`, put --hbp-plan-cache on a "
-                "file system that all ranks see, or raise --hbp-plan-timeout"
+                f"rank {rank} waited {timeout_seconds:.0f} s for rank 0's plan in {folder}; look "
+                "at its log, make the plan beforehand with `hbp plan`, put --hbp-plan-cache on "
+                "a file system that all ranks see, or raise --hbp-plan-timeout"
             )
         if now - reported > _REPORT_SECONDS:
             print(f"rank {rank}: waiting for rank 0's plan in {folder}", flush=True)

@@ -47,7 +47,9 @@ class StepLog:
             self._wall_start = time.perf_counter()
         self._started[item["microbatch"]] = time.process_time()
 
-    def end_microbatch(self, item: dict[str, Any], loss: torch.Tensor, report: torch.Tensor) -> None:
+    def end_microbatch(
+        self, item: dict[str, Any], loss: torch.Tensor, report: torch.Tensor
+    ) -> None:
         """Called on the last pipeline stage, after the forward of a micro-batch."""
         microbatch = item["microbatch"]
         self._reports[microbatch] = report

@@ -19,7 +19,7 @@ from megatron_hbp.sampler import CyclicSampler, MicrobatchSampler
 
 
 class HbpTraining:
-    """Holds what a run shares between model chunks: CP groups are made once, data sets per chunk."""
+    """What a run shares between model chunks: CP groups are made once, data sets per chunk."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class HbpTraining:
         self, train_val_test_num_samples: Any, vp_stage: int | None = None
     ) -> tuple[Any, Any, None]:
         """Iterators over micro-batches, from the first step that is not consumed yet."""
-        args = get_args()
+        args: Any = get_args()
         rank = mpu.get_data_parallel_rank(with_context_parallel=True)
         first = mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
         last = mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
@@ -92,14 +92,15 @@ class HbpTraining:
 def check_same_plan(plan: Plan) -> None:
     """Raises RuntimeError on every rank when ranks hold different plans. One all-gather."""
     mine = plan.hash()
-    value = torch.tensor([int(mine[:15], 16)], dtype=torch.int64, device=torch.cuda.current_device())
+    device = torch.cuda.current_device()
+    value = torch.tensor([int(mine[:15], 16)], dtype=torch.int64, device=device)
     everyone = [torch.empty_like(value) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, value)
     other = [place for place, v in enumerate(everyone) if int(v) != int(value)]
     if other:
         raise RuntimeError(
-            f"rank {dist.get_rank()} holds plan {mine[:12]}, ranks {other[:8]} hold another: name one "
-            "--hbp-plan, or a --hbp-plan-cache that all ranks share"
+            f"rank {dist.get_rank()} holds plan {mine[:12]}, ranks {other[:8]} hold another: name "
+            "one --hbp-plan, or a --hbp-plan-cache that all ranks share"
         )
 
 
