@@ -71,6 +71,8 @@ class TEDocumentAttention:
         v_TKD: torch.Tensor,
         pack: HbpPackedSeqParams,
     ) -> torch.Tensor:
+        bounds, longest = pack.pack_cu_seqlens, pack.pack_max_seqlen
+        assert bounds is not None
         v_dim = v_TKD.shape[-1]
         if self._v_padding:
             v_TKD = torch.nn.functional.pad(v_TKD, [0, self._v_padding])
@@ -82,10 +84,10 @@ class TEDocumentAttention:
             attn_mask_type=AttnMaskType.causal,
             packed_seq_params=PackedSeqParams(
                 qkv_format="thd",
-                cu_seqlens_q=pack.pack_cu_seqlens,
-                cu_seqlens_kv=pack.pack_cu_seqlens,
-                max_seqlen_q=pack.pack_max_seqlen,
-                max_seqlen_kv=pack.pack_max_seqlen,
+                cu_seqlens_q=bounds,
+                cu_seqlens_kv=bounds,
+                max_seqlen_q=longest,
+                max_seqlen_kv=longest,
             ),
         )
         return out.reshape(*q_THD.shape[:2], -1)[..., :v_dim]

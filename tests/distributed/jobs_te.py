@@ -19,7 +19,7 @@ class StandInTE(torch.nn.Module):
     Its extra state is a tensor, saved and loaded as TE's is.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - the host's signature
         self,
         config: Any,
         layer_number: int,
@@ -47,7 +47,7 @@ class StandInTE(torch.nn.Module):
         self.state = torch.zeros(3)
         self.register_load_state_dict_post_hook(_forgive)
 
-    def forward(
+    def forward(  # noqa: PLR0917 - the host's signature
         self,
         query: torch.Tensor,
         key: torch.Tensor,
