@@ -32,8 +32,8 @@ class HbpConfig:
     """What a user can set. Defaults of flags that shape a plan are in PLAN_DEFAULTS."""
 
     plan: str | None = _flag(metavar="DIR")
-    """A plan made by `hbp plan`. Excludes --hbp-corpus' flags that shape a plan unless they agree
-    with it. The plan names its corpus; --hbp-corpus overrides the folder."""
+    """A plan made by `hbp plan`. It names its corpus; --hbp-corpus overrides the folder. A flag that
+    shapes plans and contradicts this one is an error."""
 
     corpus: str | None = _flag(metavar="DIR")
     """A corpus made by `hbp prepare`. Without --hbp-plan, rank 0 plans it at start-up and the other
@@ -86,9 +86,10 @@ class HbpConfig:
     device: str = _flag("cuda", choices=("cuda", "cpu"))
     """`cpu` trains on CPU over gloo: a rehearsal of cluster flags on a laptop (default cuda)."""
 
-    step_log: str | None = _flag(metavar="FILE")
-    """JSON lines, one per step, written by the last rank: loss, gradient norm, trained tokens,
-    padding, balance and time, whole and per level, at full precision (default: none)."""
+    step_log: str | None = _flag(metavar="DIR")
+    """A folder of JSON lines, one file per rank of the last pipeline stage, one line per step: for
+    each micro-batch its level, loss sum, trained tokens and CPU seconds, at full precision
+    (default: none)."""
 
     def __post_init__(self) -> None:
         _require(
