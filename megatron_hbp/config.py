@@ -32,8 +32,8 @@ class HbpConfig:
     """What a user can set. Defaults of flags that shape a plan are in PLAN_DEFAULTS."""
 
     plan: str | None = _flag(metavar="DIR")
-    """A plan made by `hbp plan`. It names its corpus; --hbp-corpus overrides the folder. A flag that
-    shapes plans and contradicts this one is an error."""
+    """A plan made by `hbp plan`. It names its corpus; --hbp-corpus overrides the folder. A flag
+    that shapes plans and contradicts this one is an error."""
 
     corpus: str | None = _flag(metavar="DIR")
     """A corpus made by `hbp prepare`. Without --hbp-plan, rank 0 plans it at start-up and the other

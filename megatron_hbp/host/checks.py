@@ -8,6 +8,9 @@ arguments as the host validated them (a checkpoint may bring others).
 
 from typing import Any
 
+import torch
+from torch.torch_version import TorchVersion
+
 from megatron_hbp.alignment import Alignment, alignment
 from megatron_hbp.config import HbpConfig
 from megatron_hbp.host.attention import check_heads
@@ -70,6 +73,7 @@ _REFUSED = (
         "ModelOpt's builder takes no layer spec of ours",
     ),
     ("logits_load_dir", None, "--logits-load-dir", "the loss is plain cross entropy"),
+    ("qk_clip", False, "--qk-clip", "it reads attention logits that HBP's attention does not keep"),
     ("inprocess_restart", False, "--inprocess-restart", "not tested with HBP"),
     (
         "yaml_cfg",
@@ -79,6 +83,7 @@ _REFUSED = (
     ),
 )
 
+_VARLEN_TORCH = "2.12"
 _BALANCING_OK = ("aux_loss", "none")
 
 
@@ -167,11 +172,6 @@ def check_levels_fit(args: Any, levels: tuple[Level, ...]) -> None:
             check_heads(*_heads_per_rank(args), level.cp_size)
         except ValueError as error:
             raise ValueError(f"level {level}: {error}") from None
-        _require(
-            not (args.qk_clip and level.cp_size > 1),
-            f"--qk-clip is not supported with level {level}: clipping reads the attention logits "
-            "of one rank's heads only; leave it out or use CP 1",
-        )
         if level.recompute_layers != 0:
             _check_recompute(args, level)
     wanted = run_alignment(args, levels)
@@ -297,6 +297,11 @@ def _check_recompute(args: Any, level: Level) -> None:
 
 def _check_device(args: Any, config: HbpConfig) -> None:
     if config.device != "cpu":
+        _require(
+            args.transformer_impl != "local" or TorchVersion(torch.__version__) >= _VARLEN_TORCH,
+            f"--transformer-impl local on CUDA needs torch {_VARLEN_TORCH} or later for its varlen "
+            f"attention, this is {torch.__version__}; update torch or use transformer_engine",
+        )
         return
     _require(
         args.distributed_backend == "gloo",

@@ -202,10 +202,10 @@ CASES: dict[str, tuple[str, dict[str, int], str]] = {
         {},
         r"--mtp-num-layers is not supported with HBP: multi-token prediction rebuilds stock layers",
     ),
-    "qk_clip_with_cp": (
+    "qk_clip": (
         f"{PLAN} --qk-clip",
         {},
-        r"--qk-clip is not supported with level 128:2: clipping reads the attention logits of one",
+        r"--qk-clip is not supported with HBP: it reads attention logits that HBP",
     ),
     "full_validation": (
         f"{PLAN} --full-validation",
@@ -375,9 +375,8 @@ CASES: dict[str, tuple[str, dict[str, int], str]] = {
     "plan_time_out_of_a_waiting_rank": (
         f"{CORPUS} --hbp-plan-timeout 1 --hbp-plan-cache {{untrained_cache}}",
         {"RANK": 1},
-        r"rank 1 waited 1 s for rank 0's plan in \S+/cache/[0-9a-f]{24}; look at rank 0's log, "
-        r"make "
-        r"the plan beforehand with `hbp plan`",
+        r"rank 1 waited 1 s for rank 0's plan in \S+/cache/[0-9a-f]{24}; look at its log, "
+        r"make the plan beforehand with `hbp plan`",
     ),
     "attention_dropout": (
         f"{PLAN} --attention-dropout 0.1",

@@ -25,7 +25,6 @@ def _args(**changes):
         "sequence_parallel": False,
         "fp8": None,
         "fp8_recipe": "delayed",
-        "qk_clip": False,
         "recompute_granularity": None,
         "max_position_embeddings": 128,
     }
@@ -38,7 +37,6 @@ def _plan(sequences):
 
 def test_levels_that_fit():
     checks.check_levels_fit(_args(), LEVELS)
-    checks.check_levels_fit(_args(qk_clip=True), LEVELS[:1])
     checks.check_levels_fit(_args(recompute_granularity="selective"), (Level(64, 1, "full"),))
 
 
