@@ -53,8 +53,8 @@ def build_plan(
     packer, mixing, overlong: see HbpConfig. curriculum_steps: steps at the start with CP 1 only.
     alignment: multiples of lengths and budget (None: those of contiguous CP without FP8).
     first_trained: int32|int64 [n], index (1 or more) of the first token that is trained as a
-    target, any value >= the length when there is none (None: every sequence of 2 tokens or more is
-    trained). source_ids: int [n], the domain of each sequence, for the metrics.
+    target, any value >= the length when there is none (None: not known, nothing is dropped for
+    it). source_ids: int [n], the domain of each sequence, for the metrics.
     Raises ValueError for anything a user can get wrong, with the value, the rule and a way out.
     """
     levels = tuple(levels)
@@ -161,7 +161,8 @@ def _keep(
     if overlong == "truncate":
         kept[too_long] = longest
     reasons = np.full(len(seq_lens), -1, dtype=np.int8)
-    reasons[(1 if first_trained is None else first_trained) >= kept] = DROP_UNTRAINABLE
+    if first_trained is not None:
+        reasons[first_trained >= kept] = DROP_UNTRAINABLE
     reasons[kept > longest] = DROP_OVERLONG
     reasons[kept == 0] = DROP_EMPTY
     kept[reasons >= 0] = 0

@@ -64,7 +64,7 @@ def test_plan_prints_a_table_and_saves(lengths, tmp_path, capsys):
     rows = {line.rsplit(maxsplit=2)[0]: line.split()[-2:] for line in out.splitlines() if line}
     assert rows["in"] == ["323", str(plan.tokens_in)]
     assert rows["dropped: over-long"] == ["1", "300"]
-    assert rows["dropped: no trainable token"] == ["1", "1"]
+    assert rows["dropped: no trainable token"] == ["0", "0"]
     assert rows["dropped: empty"] == ["1", "0"]
     assert rows["padding_ratio"] == [
         f"{plan.metrics()[name]:.4f}" for name in ("padding_ratio", "padding_ratio_bound")

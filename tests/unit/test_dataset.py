@@ -169,7 +169,8 @@ def test_a_pack_that_does_not_fit_its_alignment_is_refused():
 
 def test_br_b06_zero_and_one_token_documents():
     """Empty sequences never reach a pack; one-token documents lie in it without loss."""
-    plan = build_plan(np.array([1, 0, 1, 5]), [Level(8, 1)], 1)
+    lens, first_trained = np.array([1, 0, 1, 5]), np.ones(4, dtype=int)
+    plan = build_plan(lens, [Level(8, 1)], 1, first_trained=first_trained)
     assert plan.dropped_ids.tolist() == [0, 1, 2]
     assert plan.dropped_reason.tolist() == [DROP_UNTRAINABLE, DROP_EMPTY, DROP_UNTRAINABLE]
     layout = pack_layout(np.array([1, 1]), 2)

@@ -96,7 +96,7 @@ def test_plans_hold_every_invariant(problem):
 
 def _check_reasons(plan, lens, first_trained):
     """Each reason is true, and every kept sequence trains something."""
-    first = np.ones(len(lens), int) if first_trained is None else first_trained
+    first = np.zeros(len(lens), int) if first_trained is None else first_trained
     kept = plan.seq_lens > 0
     assert (first[kept] < plan.seq_lens[kept]).all()
     for index, reason in zip(plan.dropped_ids, plan.dropped_reason, strict=True):
@@ -343,14 +343,12 @@ def test_wrong_arguments_are_named():
 def test_br_a01_over_long_is_dropped_or_cut_with_a_count():
     lens = np.array([4, 2, 3, 1])
     level = [Level(3, 1)]
-    trained = np.ones(4, dtype=np.int64)
-    # the sequence of 1 token has no label, so it counts as dropped here
-    plan = build_plan(lens, level, 1, overlong="drop", first_trained=trained)
-    assert plan.counts()["tokens_kept"] == 5
-    assert plan.dropped_ids.tolist() == [0, 3]
-    assert plan.dropped_reason.tolist() == [DROP_OVERLONG, DROP_UNTRAINABLE]
-    plan = build_plan(lens, level, 1, overlong="truncate", first_trained=trained)
-    assert plan.counts()["tokens_kept"] == 8
+    plan = build_plan(lens, level, 1, overlong="drop")
+    assert plan.counts()["tokens_kept"] == 6
+    assert plan.dropped_ids.tolist() == [0]
+    assert plan.dropped_reason.tolist() == [DROP_OVERLONG]
+    plan = build_plan(lens, level, 1, overlong="truncate")
+    assert plan.counts()["tokens_kept"] == 9
     assert plan.truncated_ids.tolist() == [0]
     assert plan.tokens_truncated == 1
     for overlong in ("drop", "truncate"):
@@ -365,7 +363,7 @@ def test_br_a01_over_long_is_dropped_or_cut_with_a_count():
                 counts[f"tokens_{what}"] for what in ("kept", "dropped", "truncated")
             )
     longer = build_plan(lens, [Level(3, 1), Level(6, 2)], 2)
-    assert longer.seq_lens.tolist() == [4, 2, 3, 0]
+    assert longer.seq_lens.tolist() == [4, 2, 3, 1]
 
 
 def test_br_a03_longer_levels_never_need_more_micro_batches():
@@ -395,7 +393,7 @@ def test_br_a05_reasons_add_up_and_an_empty_plan_says_why():
     with pytest.raises(
         ValueError, match=r"all 3 sequences are dropped \(2 no trainable token, 1 empty\)"
     ):
-        build_plan(np.array([1, 0, 1]), [Level(16, 1)], 1)
+        build_plan(np.array([1, 0, 1]), [Level(16, 1)], 1, first_trained=np.ones(3, dtype=int))
 
 
 def test_br_a06_over_long_boundary():
