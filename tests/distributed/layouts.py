@@ -176,20 +176,23 @@ def slot_corpus(
     return corpus, ids
 
 
-def assert_same(run: Run, reference: Run) -> None:
-    """Loss, gradient norm and trained tokens of every step: the contract is 1e-6; bits are seen."""
+def assert_same(run: Run, reference: Run, *, bits: bool = True) -> None:
+    """Loss, gradient norm and trained tokens of every step: to 1e-6, and where it holds by bits."""
     assert run.trained == reference.trained
     np.testing.assert_allclose(run.losses, reference.losses, rtol=1e-6)
     np.testing.assert_allclose(run.gradient_norms, reference.gradient_norms, rtol=1e-6)
-    assert run == reference, "equal to 1e-6, but no longer bit by bit: attention or order changed"
+    if bits:
+        assert run == reference, "equal to 1e-6, but no longer bit by bit"
 
 
-def assert_steps_same(run: Run) -> None:
+def assert_steps_same(run: Run, *, bits: bool = True) -> None:
     """For runs at learning rate 0 whose steps have the same tokens: no step differs from step 1."""
     first = Run(run.losses[:1], run.gradient_norms[:1], run.trained[:1], [])
     for step in range(1, len(run.losses)):
         here = slice(step, step + 1)
-        assert_same(Run(run.losses[here], run.gradient_norms[here], run.trained[here], []), first)
+        assert_same(
+            Run(run.losses[here], run.gradient_norms[here], run.trained[here], []), first, bits=bits
+        )
     assert run.gradient_norms[0] > 1e-3
 
 

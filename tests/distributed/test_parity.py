@@ -78,6 +78,8 @@ KINDS = {
     "fewer-kv-heads-than-cp": [*EIGHT_HEADS, *flags.GQA],
     "mla": flags.MLA,
 }
+# a repeated key/value head sums the gradients of its copies after the all-to-all, not in attention
+SUMMED_IN_ANOTHER_ORDER = {"fewer-kv-heads-than-cp"}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -86,15 +88,16 @@ def test_attention_of_every_kind(bench, name):
         Layout(4), "1,1,2,2,4,4,1,4,2,1", [*KINDS[name], *RATE_ZERO], num_steps=5, same_tokens=True
     )
     assert cp_sizes_seen(run) == {1, 2, 4}
-    assert_steps_same(run)
+    assert_steps_same(run, bits=name not in SUMMED_IN_ANOTHER_ORDER)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gqa", "mha", "fewer-kv-heads-than-cp"])
 def test_attention_of_every_kind_over_four_steps(bench, name):
     reference = bench.run(Layout(4), "1", KINDS[name])
-    assert_same(bench.run(Layout(4), "microbatch", KINDS[name]), reference)
-    assert_same(bench.run(Layout(4), "step", KINDS[name]), reference)
+    for kind in ("microbatch", "step"):
+        run = bench.run(Layout(4), kind, KINDS[name])
+        assert_same(run, reference, bits=name not in SUMMED_IN_ANOTHER_ORDER)
 
 
 def test_distributed_optimizer_with_overlapped_communication(bench):

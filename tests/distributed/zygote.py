@@ -7,6 +7,7 @@ value goes to folder/rank-R.pt, its output to folder/rank-R.log.
 """
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -40,12 +41,19 @@ megatron.training.arguments.add_megatron_arguments(argparse.ArgumentParser())
 
 
 def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port below the range that the kernel gives to connections: none can take it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(15000, 32000)
+        with socket.socket() as s:
+            try:
+                s.bind(("0.0.0.0", port))
+            except OSError:
+                continue
+            return port
 
 
 def _child(rank: int, request: dict, port: int) -> None:
+    os.setpgid(0, 0)  # so that workers which the host starts end with this rank
     folder = Path(request["folder"])
     log = os.open(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
@@ -85,23 +93,28 @@ def _run(request: dict) -> dict:
             _child(rank, request, port)
         children[pid] = rank
     deadline = time.monotonic() + request["timeout"]
-    failed = []
+    failed: list[int] = []
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
-            if time.monotonic() > deadline or failed:
-                if time.monotonic() > deadline:
-                    failed += sorted(children.values())
+            if time.monotonic() > deadline:
+                failed = failed or sorted(children.values())
                 for other in children:
-                    os.kill(other, signal.SIGKILL)
+                    _end_group(other)
                 deadline = float("inf")
             time.sleep(0.01)
             continue
+        _end_group(pid)
         rank = children.pop(pid)
         if status != 0 and not failed:
             failed.append(rank)
             deadline = min(deadline, time.monotonic() + 2)  # the others would wait for it
     return {"failed": failed}
+
+
+def _end_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
