@@ -1,4 +1,4 @@
-"""A process that has megatron loaded and forks it: a whole gloo job starts in a fraction of a second.
+"""A process that has megatron loaded and forks it: a whole gloo job starts in under a second.
 
 Reads one JSON request a line from standard input, answers one JSON line to standard output.
 Request: {"world_size", "target": "module:function", "kwargs", "folder", "timeout"}. Each rank runs
@@ -58,7 +58,7 @@ def _child(rank: int, request: dict, port: int) -> None:
     log = os.open(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    sys.stdin = open(os.devnull)
+    sys.stdin = open(os.devnull)  # noqa: SIM115
     world = str(request["world_size"])
     os.environ |= {
         "RANK": str(rank),
