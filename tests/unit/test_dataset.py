@@ -267,8 +267,8 @@ def test_a_long_tail_is_cut_into_documents_of_bounded_length():
 
 
 def test_a_truncated_sequence_counts_what_is_kept():
-    """Trained tokens beyond the cut count nowhere; the last kept position has no target."""
-    corpus = MemoryCorpus([(list(range(10)), [0, 0, 1, 1, 0, 0, 1, 1, 1, 1])])
+    """Trained tokens beyond the cut count nowhere, nor does the first, which is no target."""
+    corpus = MemoryCorpus([(list(range(10)), [1, 0, 1, 1, 0, 0, 1, 1, 1, 1])])
     plan = build_plan(
         corpus.seq_lens,
         [Level(7, 1)],

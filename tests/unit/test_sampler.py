@@ -95,9 +95,10 @@ def test_br_j02_the_resume_offset_counts_once():
     assert _step_ids(plan, resumed) == whole[3:]
 
 
-def test_br_j06_every_resume_point_continues_the_same_order():
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_br_j06_every_resume_point_continues_the_same_order(num_microbatches):
     """10 sequences, 2 a step, 3 epochs: resumed anywhere, equal to the run without a stop."""
-    plan = _one_sequence_a_pack(10, 2, 3)
+    plan = _one_sequence_a_pack(10, 2 // num_microbatches, 3, num_microbatches)
     whole = _step_ids(plan, _sampled_steps(plan))
     assert len(whole) == 15
     for consumed in range(16):
