@@ -199,6 +199,20 @@ def test_br_b07_sequences_shorter_than_the_split():
     assert split.num_trained == whole.num_trained == corpus.num_trained.sum()
 
 
+@pytest.mark.parametrize(
+    ("cp_size", "lens", "padded"),
+    [(4, [2999, 1, 7], [3000, 8, 8]), (2, [7, 5], [8, 8]), (2, [8, 8], [8, 8])],
+    ids=["br_e06", "br_d08", "br_d07"],
+)
+def test_lengths_that_a_ring_does_not_divide(cp_size, lens, padded):
+    """Numbers only for a zigzag ring, which is not built; our layout lays documents end to end."""
+    multiple = alignment((cp_size,), cp_layout="zigzag").document_multiples[0]
+    assert [round_up(n, multiple) for n in lens] == padded
+    contiguous = alignment((cp_size,)).document_multiples[0]
+    bounds = pack_layout(np.array(lens), sum(lens), contiguous).cu_seqlens
+    assert np.diff(bounds).tolist() == lens
+
+
 def test_br_b08_the_first_answer_token_has_loss():
     corpus = MemoryCorpus([([11, 12, 13, 21, 22, 23, 2], [0, 0, 0, 1, 1, 1, 1])])
     pack = _whole(one_pack_plan(corpus, 7), corpus)
