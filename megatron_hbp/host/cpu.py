@@ -16,6 +16,7 @@ import os
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
@@ -209,23 +210,41 @@ def _replace_all_to_all() -> None:
 
 
 def _replace_adamw_state() -> None:
-    """The host loads a distributed optimizer's checkpoint into an optimizer that has not stepped
-    yet and asks it for its step: TE's answers, torch's knows no step before its first one.
+    """Lets torch's AdamW be saved and loaded as TE's is: a distributed optimizer resumes.
+
+    Without TE the host asks an optimizer that has not stepped yet for its step, and takes a step
+    that is a tensor for a part of the parameter's state. So between steps it is a NumPy number.
     """
     adamw: Any = torch.optim.AdamW
-    original = adamw.state_dict
+    state_dict, load_state_dict, step = adamw.state_dict, adamw.load_state_dict, adamw.step
 
-    def state_dict(self):
+    def saved(self):
         for parameter in (p for group in self.param_groups for p in group["params"]):
             if not self.state[parameter]:
                 self.state[parameter] = {
-                    "step": torch.tensor(0.0),
+                    "step": np.float64(0.0),
                     "exp_avg": torch.zeros_like(parameter),
                     "exp_avg_sq": torch.zeros_like(parameter),
                 }
-        return original(self)
+        saved = state_dict(self)
+        states = saved["state"].items()
+        return saved | {"state": {key: s | {"step": torch.tensor(s["step"])} for key, s in states}}
 
-    adamw.state_dict = state_dict
+    def loaded(self, saved):
+        load_state_dict(self, saved)
+        for state in self.state.values():
+            state["step"] = np.float64(state["step"])
+
+    def stepped(self, closure=None):
+        for state in self.state.values():
+            if "step" in state:
+                state["step"] = torch.tensor(state["step"], dtype=torch.float32)
+        loss = step(self, closure)
+        for state in self.state.values():
+            state["step"] = np.float64(state["step"])
+        return loss
+
+    adamw.state_dict, adamw.load_state_dict, adamw.step = saved, loaded, stepped
 
 
 def _as_list(sizes: Any) -> Any:

@@ -32,7 +32,7 @@ class StepRecorder(Recorder):
         super().__init__()
         self.microbatches: list[dict[str, Any]] = []
         self.gradients_by_step: dict[int, dict[str, torch.Tensor]] = {}
-        self.learning_rates: list[float] = []
+        self._rates: dict[int, float] = {}
         self.seqlen_stats: list[tuple[float, float]] = []
         self.weights_at_evaluation: list[dict[str, torch.Tensor]] = []
         self.model: list[Any] = []
@@ -50,7 +50,7 @@ class StepRecorder(Recorder):
         return super().result() | {
             "microbatches": self.microbatches,
             "gradients_by_step": self.gradients_by_step,
-            "learning_rates": self.learning_rates,
+            "learning_rates": list(self._rates.values()),
             "seqlen_stats": self.seqlen_stats,
             "weights_at_evaluation": self.weights_at_evaluation,
             "weights": named_weights(self.model),
@@ -86,11 +86,9 @@ class StepRecorder(Recorder):
     def _on_seqlen_stats(self, result: Any, *args: Any, **kwargs: Any) -> None:
         self.seqlen_stats.append(result)
 
-    def _on_log(
-        self, result: Any, loss: dict, totals: dict, learning_rate: Any, *args: Any, **kwargs: Any
-    ) -> None:
-        if not kwargs.get("is_first_iteration", False):
-            self.learning_rates.append(float(learning_rate))
+    def _on_log(self, result: Any, *args: Any, **kwargs: Any) -> None:
+        learning_rate, iteration = args[2], args[3]
+        self._rates[iteration] = float(learning_rate)  # the first iteration may be logged twice
 
     def _on_evaluate(self, result: Any, *args: Any, **kwargs: Any) -> None:
         super()._on_evaluate(result, *args, **kwargs)

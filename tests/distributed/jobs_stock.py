@@ -1,27 +1,28 @@
 """The stock host model, without HBP: one document per forward pass, unpacked, no CP.
 
-Nothing of megatron_hbp but the CPU runtime, `compat` and the corpus reader is used here. The model
-is built from the host's own layer spec of the local backend; only MLA's core attention is ours,
-because the host's local one cannot be built for MLA: `PlainAttention`, with an explicit mask.
+Importing this module imports nothing of megatron_hbp. The model is built from the host's own layer
+spec of the local backend; only MLA's core attention is ours, because the host's local one cannot be
+built for MLA: `PlainAttention`, with an explicit mask.
 """
 
+import hashlib
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import megatron.core.datasets.utils as dataset_utils
 import torch
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
-from megatron.training import get_args, pretrain
+from megatron.core.utils import unwrap_model
+from megatron.training import get_args
+from megatron.training import training as host_training
 from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
 from megatron.training.arguments import parse_and_validate_args
 from megatron.training.initialize import initialize_megatron
 from megatron.training.models.gpt import GPTModelBuilder
-
-from megatron_hbp.corpus.store import Corpus
-from megatron_hbp.host import compat
 
 
 class PlainAttention(MegatronModule):
@@ -56,7 +57,7 @@ def stock_arguments(argv: list[str], extra_args_provider: Any = None) -> tuple[A
             kept.append(flag)
         skip = flag.startswith("--hbp-")
     sys.argv = ["pretrain_gpt", *kept]
-    compat.use_bundled_dataset_helpers()
+    dataset_utils.compile_helpers = lambda: None  # the wheel has the helpers but no Makefile
     args = parse_and_validate_args(extra_args_provider=extra_args_provider)
     model_config = gpt_config_from_args(args)
     if args.multi_latent_attention:
@@ -108,6 +109,8 @@ def train(
     sum of weight x token loss. Returns per step the loss (float64), the gradient, its norm, and the
     token losses of each document in order.
     """
+    from megatron_hbp.corpus.store import Corpus
+
     args, model_config = stock_arguments(argv)
     initialize_megatron()
     model_config.finalize()
@@ -163,15 +166,64 @@ def train(
     return results
 
 
-def pretrain_without_hbp(argv: list[str], recorder: Any, extra_args_provider: Any = None) -> None:
-    """The host's own loop on made-up tokens, a forward step without packing."""
-    args, model_config = stock_arguments(argv, extra_args_provider)
-    pretrain(
-        cfg_container=pretrain_cfg_container_from_args(args, model_config),
-        train_valid_test_dataset_provider=_made_up_data,
-        model_type=ModelType.encoder_or_decoder,
-        forward_step_func=_forward_step,
-    )
+def pretrain(argv: list[str], with_plugin: bool = False) -> dict[str, Any]:
+    """The host's own loop on made-up tokens, a forward step without packing.
+
+    with_plugin: register the plugin's flags and ask it to set up, as its entry point does. Returns
+    losses, weights after loading and at the end, and a hash of both; or {"error": text}.
+    """
+    provider = None
+    if with_plugin:
+        from megatron_hbp.host import pretrain_gpt
+
+        provider = pretrain_gpt.with_arguments(None)
+    args, model_config = stock_arguments(argv, provider)
+    if with_plugin:
+        assert pretrain_gpt.setup(args, model_config) is None
+    models, losses, start = [], [], {}
+    build, step = host_training.setup_model_and_optimizer, host_training.train_step
+
+    def recorded_build(*args: Any, **kwargs: Any) -> Any:
+        built = build(*args, **kwargs)
+        models.extend(built[0])
+        start.update(_named_weights(models))
+        return built
+
+    def recorded_step(*args: Any, **kwargs: Any) -> Any:
+        result = step(*args, **kwargs)
+        losses.append(result[0]["lm loss"].item())
+        return result
+
+    host_training.setup_model_and_optimizer = recorded_build
+    host_training.train_step = recorded_step
+    try:
+        host_training.pretrain(
+            cfg_container=pretrain_cfg_container_from_args(args, model_config),
+            train_valid_test_dataset_provider=_made_up_data,
+            model_type=ModelType.encoder_or_decoder,
+            forward_step_func=_forward_step,
+        )
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    weights = _named_weights(models)
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode() + weights[name].numpy().tobytes())
+    digest.update(repr(losses).encode())
+    return {
+        "losses": losses,
+        "weights_at_start": start,
+        "weights": weights,
+        "hash": digest.hexdigest(),
+    }
+
+
+def _named_weights(model: list[Any]) -> dict[str, torch.Tensor]:
+    return {
+        name: parameter.detach().clone()
+        for chunk in unwrap_model(model)
+        for name, parameter in chunk.named_parameters()
+    }
 
 
 def _made_up_data(num_samples: Any, vp_stage: int | None = None) -> tuple[Any, None, None]:
