@@ -92,6 +92,7 @@ def _setup(config: HbpConfig, args: Any, model_config: Any) -> Any:
     from megatron_hbp.host.layer_spec import hbp_layer_spec
     from megatron_hbp.host.plan_source import RunShape, training_plan, validation_plan
     from megatron_hbp.host.training import HbpTraining
+    from megatron_hbp.host.weights import check_loaded_weights
 
     checks.check_arguments(args, config)
     if config.level:
@@ -115,6 +116,7 @@ def _setup(config: HbpConfig, args: Any, model_config: Any) -> Any:
     transformer = model_config.transformer
     cp_sizes = tuple(sorted({level.cp_size for level in plan.levels}))
     model_config.transformer_layer_spec = functools.partial(hbp_layer_spec, cp_sizes=cp_sizes)
+    model_config.post_wrap_hooks.append(check_loaded_weights)
     aux_scale = None
     if transformer.num_moe_experts is not None:
         aux_scale = transformer.moe_grad_scale_func = AuxScale(transformer)

@@ -35,6 +35,7 @@ class StepRecorder(Recorder):
         self._rates: dict[int, float] = {}
         self.seqlen_stats: list[tuple[float, float]] = []
         self.weights_at_evaluation: list[dict[str, torch.Tensor]] = []
+        self.weights_at_start: dict[str, torch.Tensor] = {}
         self.model: list[Any] = []
         self._weights = weights
         self._gradients_at = gradients_at
@@ -53,6 +54,7 @@ class StepRecorder(Recorder):
             "learning_rates": list(self._rates.values()),
             "seqlen_stats": self.seqlen_stats,
             "weights_at_evaluation": self.weights_at_evaluation,
+            "weights_at_start": self.weights_at_start,
             "weights": named_weights(self.model),
         }
 
@@ -64,6 +66,7 @@ class StepRecorder(Recorder):
                 for name, parameter in chunk.named_parameters():
                     parameter.data.copy_(weights[name])
             optimizer.reload_model_params()
+        self.weights_at_start = named_weights(self.model)
         step = optimizer.step
 
         def recorded_step(*args: Any, **kwargs: Any) -> Any:
@@ -158,7 +161,7 @@ def load_error(argv: list[str]) -> str:
         pretrain_gpt.main()
     except SystemExit as stop:
         return str(stop)
-    except Exception as error:
+    except BaseException as error:  # torch's CheckpointException is not an Exception
         return f"{type(error).__name__}: {error}"
     return ""
 
