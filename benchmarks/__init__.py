@@ -1,0 +1,1 @@
+"""What the plugin costs, measured: each `make bench-*` target runs one module of this folder."""
