@@ -20,7 +20,7 @@ from megatron_hbp.report.picture import plan_picture
 BUDGET = 2048  # S: tokens per rank and micro-batch
 LEVELS = (Level(BUDGET, 1), Level(2 * BUDGET, 2), Level(4 * BUDGET, 4))
 CURRICULUM_STEPS = 2
-MAX_TOKENS = 400_000
+MAX_TOKENS = 320_000
 
 
 def main() -> int:
