@@ -28,6 +28,7 @@ class Job:
     num_ranks: int
     num_microbatches: int
     learning_rate: float
+    layers: int
 
     def run(self, folder: Path, rounds: int) -> list[dict[str, Any]]:
         """Every rank's result. Raises RuntimeError with the end of the output when it fails."""
@@ -36,7 +37,7 @@ class Job:
         command = [
             *[sys.executable, "-m", "torch.distributed.run", "--standalone"],
             *["--nproc-per-node", str(self.num_ranks), "-m", "benchmarks.host_job"],
-            *_model_flags(),
+            *_model_flags(self.layers),
             *_host_flags(),
             *["--lr", str(self.learning_rate), "--seq-length", str(self.levels[0].pack_len)],
             *["--max-position-embeddings", str(self.levels[-1].pack_len)],
@@ -96,26 +97,29 @@ def overhead_job() -> Job:
         num_ranks=1,
         num_microbatches=2,
         learning_rate=1e-4,
+        layers=4,
     )
 
 
 def switch_job() -> Job:
-    """Two processes, S = 256, levels of CP 1 and CP 2; ranks have equal documents, and weights stay
-    as they are, so that all steps do the same.
+    """Two processes, S = 64, levels of CP 1 and CP 2.
+
+    Micro-batches are small, so that a switch would show. Ranks have equal documents, and weights
+    stay as they are, so that all steps do the same.
     """
     return Job(
         name="switch",
-        lens=[64] * 128 + [512] * 8,
-        levels=(Level(256, 1), Level(512, 2)),
+        lens=[16] * 128 + [128] * 16,
+        levels=(Level(64, 1), Level(128, 2)),
         num_ranks=2,
-        num_microbatches=8,
+        num_microbatches=16,
         learning_rate=0.0,
+        layers=2,
     )
 
 
-def _model_flags() -> list[str]:
+def _model_flags(layers: int) -> list[str]:
     """A small DeepSeek-V2: latent attention, shared and routed experts, first layer dense."""
-    layers = 4
     return f"""
         --num-layers {layers} --hidden-size 128 --num-attention-heads 8 --ffn-hidden-size 256
         --multi-latent-attention --q-lora-rank 64 --kv-lora-rank 32 --qk-head-dim 16

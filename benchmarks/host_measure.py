@@ -23,7 +23,7 @@ from benchmarks.host_counts import num_process_groups
 from benchmarks.host_run import HostRun
 
 WARM_UP_ROUNDS = 3
-PER_SIZE = 4  # micro-batches of each CP size in a step of the switch job
+PER_SIZE = 8  # micro-batches of each CP size in a step of the switch job
 
 
 def flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
