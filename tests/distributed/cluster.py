@@ -38,9 +38,7 @@ class Cluster:
         )
         assert self._answer() == {"ready": True}
 
-    def run(
-        self, world_size: int, target: str, timeout: float = 240, **kwargs: Any
-    ) -> list[Any]:
+    def run(self, world_size: int, target: str, timeout: float = 240, **kwargs: Any) -> list[Any]:
         """target: "module:function", called on every rank with kwargs (plain JSON values)."""
         with tempfile.TemporaryDirectory() as folder:
             request = {
@@ -56,7 +54,9 @@ class Cluster:
             failed = self._answer()["failed"]
             if failed:
                 log = (Path(folder) / f"rank-{failed[0]}.log").read_text(errors="replace")
-                raise JobFailed(f"ranks {failed} of {world_size} failed; rank {failed[0]}:\n{log[-6000:]}")
+                raise JobFailed(
+                    f"ranks {failed} of {world_size} failed; rank {failed[0]}:\n{log[-6000:]}"
+                )
             return [
                 torch.load(Path(folder) / f"rank-{rank}.pt", weights_only=False)
                 for rank in range(world_size)
