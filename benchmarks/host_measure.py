@@ -8,6 +8,7 @@
 import argparse
 import itertools
 import json
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,8 +59,14 @@ def overhead(run: HostRun, rounds: int) -> dict[str, Any]:
     items = [run.dataset[i] for i in range(len(run.dataset))]
     batches = [BareBatch.of(item) for item in items]
 
+    reading: list[float] = []
+
     def read() -> Iterator[dict[str, Any]]:
-        return map(run.dataset.__getitem__, itertools.cycle(range(len(run.dataset))))
+        for index in itertools.cycle(range(len(run.dataset))):
+            start = time.process_time()
+            item = run.dataset[index]
+            reading.append(time.process_time() - start)
+            yield item
 
     iterators = {
         "bare": host_run.data_iterator(itertools.cycle(batches)),
@@ -82,13 +89,10 @@ def overhead(run: HostRun, rounds: int) -> dict[str, Any]:
         for name in arms
     }
 
-    start = time.process_time()
-    for index in range(len(run.dataset)):
-        run.dataset[index]
     return {
         "times": times,
         "counts": counts,
-        "dataset_seconds": (time.process_time() - start) / len(run.dataset),
+        "dataset_seconds": statistics.median(reading),
         "losses_equal": _losses_equal(run, bare, items, batches),
         "num_microbatches": plan.num_microbatches,
         "token_budget": plan.token_budget,
