@@ -226,25 +226,33 @@ def _replace_adamw_state() -> None:
                     "exp_avg": torch.zeros_like(parameter),
                     "exp_avg_sq": torch.zeros_like(parameter),
                 }
-        saved = state_dict(self)
-        states = saved["state"].items()
-        return saved | {"state": {key: s | {"step": torch.tensor(s["step"])} for key, s in states}}
+        whole = state_dict(self)
+        return whole | {"state": {key: _with_tensor_step(s) for key, s in whole["state"].items()}}
 
-    def loaded(self, saved):
-        load_state_dict(self, saved)
-        for state in self.state.values():
-            state["step"] = np.float64(state["step"])
+    def loaded(self, whole):
+        load_state_dict(self, whole)
+        for parameter, state in self.state.items():
+            self.state[parameter] = _with_number_step(state)
 
     def stepped(self, closure=None):
-        for state in self.state.values():
-            if "step" in state:
-                state["step"] = torch.tensor(state["step"], dtype=torch.float32)
+        for parameter, state in self.state.items():
+            self.state[parameter] = _with_tensor_step(state)
         loss = step(self, closure)
-        for state in self.state.values():
-            state["step"] = np.float64(state["step"])
+        for parameter, state in self.state.items():
+            self.state[parameter] = _with_number_step(state)
         return loss
 
     adamw.state_dict, adamw.load_state_dict, adamw.step = saved, loaded, stepped
+
+
+def _with_tensor_step(state: dict[str, Any]) -> dict[str, Any]:
+    if "step" not in state:  # the host's own initial state has none
+        return state
+    return state | {"step": torch.tensor(state["step"], dtype=torch.float32)}
+
+
+def _with_number_step(state: dict[str, Any]) -> dict[str, Any]:
+    return state | {"step": np.float64(state["step"])} if "step" in state else state
 
 
 def _as_list(sizes: Any) -> Any:
