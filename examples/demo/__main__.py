@@ -69,7 +69,7 @@ def _run(arguments: argparse.Namespace, output: Path) -> None:
         )
         runs[name] = table.measured(step_log, output / f"{name}.log")
     flops = shape.flops(corpus.vocab_size)
-    figures = {name: table.planned(plan, flops) for name, plan in plans.items()}
+    figures = {name: table.planned(plan, flops, corpus.num_trained) for name, plan in plans.items()}
     level = LEVELS[-1]
     print(
         f"\nISF: every pack {level.pack_len} tokens on CP {level.cp_size}, in random order. "

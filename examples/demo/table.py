@@ -15,7 +15,7 @@ class Planned:
     """Figures of a plan alone."""
 
     steps: int
-    tokens: int
+    trained_tokens: int
     padding: float
     communication: float
     imbalance: float
@@ -35,13 +35,13 @@ class Measured:
     valid_loss: float
 
 
-def planned(plan: Plan, flops: tuple[float, float]) -> Planned:
-    """flops: per token, and per squared document length."""
+def planned(plan: Plan, flops: tuple[float, float], num_trained: np.ndarray) -> Planned:
+    """flops: per token, and per squared document length. num_trained: int [sequences]."""
     work = _rank_work(plan, flops)
     metrics = plan.metrics()
     return Planned(
         steps=plan.num_steps,
-        tokens=plan.counts()["tokens_kept"],
+        trained_tokens=int(num_trained[plan.sequence_ids].sum(dtype=np.int64)),
         padding=metrics["padding_ratio"],
         communication=metrics["communication_ratio"],
         imbalance=_imbalance(work),
@@ -89,8 +89,8 @@ def comparison(
         ("optimizer steps", base.steps, hbp.steps, "", base_run.steps, hbp_run.steps, ""),
         (
             "trained tokens",
-            "",
-            "",
+            base.trained_tokens,
+            hbp.trained_tokens,
             "",
             base_run.trained_tokens,
             hbp_run.trained_tokens,
