@@ -55,6 +55,6 @@ def make_help_printable(parser: argparse.ArgumentParser) -> None:
         if action.help is None:
             continue
         try:
-            action.help % (vars(action) | {"prog": parser.prog})
+            _ = action.help % (vars(action) | {"prog": parser.prog})
         except (ValueError, TypeError, KeyError):
             action.help = action.help.replace("%", "%%")

@@ -2,7 +2,8 @@
 
 - Every --log-interval steps the last rank prints one line per level, and hands the same numbers to
   Megatron's writers. Only the loss needs communication: one all-reduce of two numbers per level,
-  inside the DP x CP group of the last pipeline stage, at those steps only.
+  inside the DP x CP group of the last pipeline stage, at those steps only. A level's loss is its
+  weighted sum over its trained tokens: a mean under the normalizer ave-token.
 - --hbp-step-log DIR: every rank appends to its own file, without communication: per micro-batch the
   loss sum, trained tokens, CPU time of forward and backward, at full precision.
 Trained tokens, padding and balance come from the plan, so they cost nothing at run time.
