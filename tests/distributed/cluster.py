@@ -13,7 +13,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class JobFailed(AssertionError):
+class JobError(AssertionError):
     """A rank failed; the message ends with its output."""
 
 
@@ -54,7 +54,7 @@ class Cluster:
             failed = self._answer()["failed"]
             if failed:
                 log = (Path(folder) / f"rank-{failed[0]}.log").read_text(errors="replace")
-                raise JobFailed(
+                raise JobError(
                     f"ranks {failed} of {world_size} failed; rank {failed[0]}:\n{log[-6000:]}"
                 )
             return [

@@ -1,5 +1,6 @@
-"""Corpora and plans made by hand, so that the same tokens lie on the same ranks under any CP size."""
+"""Corpora and plans made by hand: the same tokens lie on the same ranks under any CP size."""
 
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -104,11 +105,11 @@ def regrouped(
     levels: tuple[Level, ...] | None = None,
     tp_size: int = 1,
 ) -> Path:
-    """Saves a plan in which slot r of micro-batch m always lies on rank r: packs are joined slots."""
+    """Saves a plan with slot r of micro-batch m always on rank r: packs are joined slots."""
     packs = []
     for m, cp in enumerate(cp_of_microbatch):
         here = slots[m * num_ranks : (m + 1) * num_ranks]
-        packs += [sum(here[r : r + cp], []) for r in range(0, num_ranks, cp)]
+        packs += [list(chain(*here[r : r + cp])) for r in range(0, num_ranks, cp)]
     plan = plan_over_slots(
         corpus,
         packs,
