@@ -31,6 +31,7 @@ def plan():
         epochs=2,
         overlong="drop",
         curriculum_steps=1,
+        first_trained=np.ones(222, dtype=int),
         source_ids=np.arange(222) % 3,
         corpus_path="/somewhere",
     )
