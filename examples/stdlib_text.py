@@ -108,12 +108,16 @@ def _rows(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _training_text(rows_path: Path) -> Iterator[str]:
+    """Contents of the rows' messages, and the bare line of a row of another shape."""
     left = _TRAINING_CHARACTERS
-    with rows_path.open(encoding="utf-8") as file:
+    with rows_path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
-            for message in json.loads(line)["messages"]:
-                yield message["content"]
-                left -= len(message["content"])
+            try:
+                texts = [str(message["content"]) for message in json.loads(line)["messages"]]
+            except (ValueError, LookupError, TypeError):
+                texts = [line]
+            yield from texts
+            left -= sum(map(len, texts))
             if left < 0:
                 return
 
