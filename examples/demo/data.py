@@ -28,12 +28,14 @@ def demo_corpora(
     if tokenizer is None:
         tokenizer = str(train_tokenizer(rows_path, output / "tokenizer"))
     shutil.rmtree(output / "prepared", ignore_errors=True)
-    prepare_corpus([rows_path], Path(tokenizer), output / "prepared", valid_share=0.03)
+    with rows_path.open("rb") as file:
+        share = min(0.4, max(0.03, 20 / max(1, sum(1 for _ in file))))  # about 20 rows at least
+    prepare_corpus([rows_path], Path(tokenizer), output / "prepared", valid_share=share)
     train = Corpus.open(output / "prepared")
     valid = Corpus.open(output / "prepared" / "valid")
     return (
         _sample(train, output / "train", longest, max_tokens),
-        _sample(valid, output / "valid", longest, max_tokens // 16),
+        _sample(valid, output / "valid", longest, max(longest, max_tokens // 16)),
     )
 
 
