@@ -19,7 +19,8 @@ from megatron_hbp.report.picture import plan_picture
 
 BUDGET = 2048  # S: tokens per rank and micro-batch
 LEVELS = (Level(BUDGET, 1), Level(2 * BUDGET, 2), Level(4 * BUDGET, 4))
-CURRICULUM_STEPS = 2
+CURRICULUM_STEPS = 2  # with at least this many tokens, else none:
+CURRICULUM_TOKENS = 100_000
 MAX_TOKENS = 320_000
 
 
@@ -51,9 +52,11 @@ def _run(arguments: argparse.Namespace, output: Path) -> None:
         longest=LEVELS[-1].pack_len,
         max_tokens=arguments.max_tokens,
     )
+    enough = corpus.seq_lens.sum() >= CURRICULUM_TOKENS
+    curriculum = CURRICULUM_STEPS if enough else 0
     plans = {
         "isf": isf_plan(corpus, LEVELS[-1], NUM_RANKS, NUM_MICROBATCHES),
-        "hbp": hbp_plan(corpus, LEVELS, NUM_RANKS, NUM_MICROBATCHES, CURRICULUM_STEPS),
+        "hbp": hbp_plan(corpus, LEVELS, NUM_RANKS, NUM_MICROBATCHES, curriculum),
     }
     for name, plan in plans.items():
         plan.save(output / f"{name}-plan")

@@ -109,7 +109,7 @@ def _training_flags(plan: Plan, vocab: int) -> list[str]:
         --micro-batch-size 1 --global-batch-size {plan.num_ranks * plan.num_microbatches}
         --seq-length {plan.token_budget} --max-position-embeddings {plan.levels[-1].pack_len}
         --dataloader-type external --calculate-per-token-loss --use-distributed-optimizer
-        --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-iters 2
+        --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-fraction 0.2
         --clip-grad 1.0 --weight-decay 0.01 --attention-dropout 0 --hidden-dropout 0
         --tokenizer-type NullTokenizer --vocab-size {vocab}
         --no-masked-softmax-fusion --no-bias-swiglu-fusion --no-rope-fusion

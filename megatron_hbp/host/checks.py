@@ -208,6 +208,13 @@ def set_iterations(args: Any, plan: Plan, valid_plan: Plan | None) -> None:
         f"--train-iters {args.train_iters} is beyond the plan's {plan.num_steps} steps "
         f"({plan.epochs} epochs); raise --hbp-epochs or leave --train-iters out",
     )
+    decay_iters = args.lr_decay_iters or args.train_iters
+    _require(
+        args.lr_warmup_iters < decay_iters,
+        f"--lr-warmup-iters {args.lr_warmup_iters} is not below the {decay_iters} steps of the "
+        "learning-rate schedule (the plan's, unless --train-iters or --lr-decay-iters says so); "
+        "lower it, or use --lr-warmup-fraction",
+    )
     steps = valid_plan.num_steps if valid_plan is not None else 0
     _require(
         args.eval_iters in (None, _HOST_EVAL_ITERS, 0, steps),

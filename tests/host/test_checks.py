@@ -100,29 +100,37 @@ def test_the_run_alignment_comes_from_the_flags(changes, budget_multiple):
     assert wanted.document_multiples == (1, 1)
 
 
+def _schedule(**changes):
+    settings = {"eval_iters": 100, "lr_decay_iters": None, "lr_warmup_iters": 0}
+    return Namespace(**settings | changes)
+
+
 def test_steps_come_from_the_plan():
     plan, valid = _plan(8), _plan(6)
-    args = Namespace(train_iters=None, eval_iters=100)
+    args = _schedule(train_iters=None)
     checks.set_iterations(args, plan, valid)
     assert (args.train_iters, args.eval_iters) == (plan.num_steps, valid.num_steps) == (4, 3)
-    args = Namespace(train_iters=2, eval_iters=100)
+    args = _schedule(train_iters=2)
     checks.set_iterations(args, plan, None)
     assert (args.train_iters, args.eval_iters) == (2, 0)
 
 
 @pytest.mark.parametrize(
-    ("train_iters", "eval_iters", "message"),
+    ("given", "message"),
     [
-        (5, 100, r"--train-iters 5 is beyond the plan's 4 steps \(1 epochs\); raise --hbp-epochs"),
-        (4, 2, "--eval-iters is 2; the validation corpus takes 3 evaluation steps"),
-        (4, 0, "--eval-iters 0 contradicts --hbp-valid-corpus"),
+        (
+            {"train_iters": 5},
+            r"--train-iters 5 is beyond the plan's 4 steps \(1 epochs\); raise --hbp-epochs",
+        ),
+        ({"eval_iters": 2}, "--eval-iters is 2; the validation corpus takes 3 evaluation steps"),
+        ({"eval_iters": 0}, "--eval-iters 0 contradicts --hbp-valid-corpus"),
+        ({"lr_warmup_iters": 4}, "--lr-warmup-iters 4 is not below the 4 steps"),
+        ({"lr_warmup_iters": 3, "lr_decay_iters": 2}, "--lr-warmup-iters 3 is not below the 2"),
     ],
 )
-def test_steps_against_the_plan_are_refused(train_iters, eval_iters, message):
+def test_steps_against_the_plan_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
-        checks.set_iterations(
-            Namespace(train_iters=train_iters, eval_iters=eval_iters), _plan(8), _plan(6)
-        )
+        checks.set_iterations(_schedule(**{"train_iters": None} | given), _plan(8), _plan(6))
 
 
 def test_the_vocabulary_holds_every_token():
