@@ -305,6 +305,11 @@ def _check_recompute(args: Any, level: Level) -> None:
 def _check_device(args: Any, config: HbpConfig) -> None:
     if config.device != "cpu":
         _require(
+            args.transformer_impl in ("local", "transformer_engine"),
+            f"--transformer-impl is {args.transformer_impl}; HBP supports local and "
+            "transformer_engine",
+        )
+        _require(
             args.transformer_impl != "local" or TorchVersion(torch.__version__) >= _VARLEN_TORCH,
             f"--transformer-impl local on CUDA needs torch {_VARLEN_TORCH} or later for its varlen "
             f"attention, this is {torch.__version__}; update torch or use transformer_engine",
