@@ -36,6 +36,10 @@ class Watch:
                     "with_graph": torch.is_grad_enabled(),
                     "cu_seqlens": pack.pack_cu_seqlens.tolist(),
                     "max_seqlen": pack.pack_max_seqlen,
+                    "host_bounds": pack.cu_seqlens_q.tolist(),
+                    "host_padded_bounds": pack.cu_seqlens_q_padded,
+                    "host_group": pack.cp_group,
+                    "positions": (int(pack.local_positions[0]), len(pack.local_positions)),
                     "cp_size": pack.pack_cp_size,
                     "tokens": kwargs["query"].shape[0] if "query" in kwargs else args[0].shape[0],
                     "members": []

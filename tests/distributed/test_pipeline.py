@@ -59,6 +59,23 @@ def test_br_d03_every_process_of_a_rank_sees_the_same_boundaries(bench):
     check_same_packs(bench.run(TP_PP_EP, "microbatch", MODEL), TP_PP_EP, 8)
 
 
+def test_br_d10_d11_the_host_sees_one_document_of_s_tokens_on_every_cp_rank(bench):
+    """Its bounds run from 0 to S also on CP ranks above 0; no padded list, no CP group of its own.
+
+    A pack's documents are counted once: in its own boundaries, which all of its ranks share.
+    """
+    run = bench.run(TP_PP_EP, "microbatch", MODEL)
+    visits = [visit for rank in run.ranks for visit in rank["visits"]]
+    budget = TP_PP_EP.budget
+    assert {visit["cp_size"] for visit in visits} == {1, 2}
+    for visit in visits:
+        assert visit["host_bounds"] == [0, budget]
+        assert visit["host_padded_bounds"] is None
+        assert visit["host_group"] is None
+        assert visit["positions"][1] == budget
+        assert visit["cu_seqlens"][-1] == budget * visit["cp_size"]
+
+
 @pytest.mark.slow
 def test_br_d03_middle_stages(bench):
     layout = Layout(1, tp_size=2, pp_size=4)
