@@ -17,6 +17,7 @@ from typing import NoReturn
 import numpy as np
 
 from megatron_hbp.alignment import alignment
+from megatron_hbp.audit import array_hash
 from megatron_hbp.config import (
     MIXING_MODES,
     OVERLONG_POLICIES,
@@ -28,7 +29,7 @@ from megatron_hbp.config import (
 from megatron_hbp.corpus.command import add_command as add_prepare
 from megatron_hbp.corpus.store import Corpus
 from megatron_hbp.level import Level
-from megatron_hbp.plan import Plan, array_hash
+from megatron_hbp.plan import Plan
 from megatron_hbp.planner import build_plan
 from megatron_hbp.report.text import compare_plan, compare_text, plan_document, plan_text
 

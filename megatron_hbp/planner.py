@@ -13,6 +13,7 @@ import numpy as np
 
 from megatron_hbp.alignment import Alignment
 from megatron_hbp.alignment import alignment as default_alignment
+from megatron_hbp.audit import array_hash
 from megatron_hbp.config import MIXING_MODES, OVERLONG_POLICIES, PACKERS
 from megatron_hbp.level import Level, check_levels
 from megatron_hbp.packing import check_lengths, make_rng, offsets_of
@@ -22,7 +23,6 @@ from megatron_hbp.plan import (
     DROP_REASONS,
     DROP_UNTRAINABLE,
     Plan,
-    array_hash,
 )
 from megatron_hbp.schedule import Epoch, Shape, plan_epoch
 

@@ -8,7 +8,7 @@ import pytest
 
 from megatron_hbp import Level, Plan, build_plan
 from megatron_hbp.alignment import Alignment
-from megatron_hbp.plan import array_hash
+from megatron_hbp.audit import array_hash
 
 LEVELS = [Level(64, 1), Level(256, 4)]
 ARRAYS = [
@@ -258,11 +258,12 @@ def test_audit_finds_account_violations(plan):
     )
 
 
-@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("name", [name for name in ARRAYS if name != "source_ids"])
 def test_audit_never_crashes_on_damage(plan, name):
-    """Whatever one array holds, the audit answers in words; and it finds most of it."""
-    if name == "source_ids":
-        pytest.skip("source_ids only label sequences: nothing to violate")
+    """Whatever one array holds, the audit answers in words; and it finds most of it.
+
+    Source ids only label sequences: there is nothing to violate.
+    """
     array = getattr(plan, name)
     rng = np.random.default_rng(0)
     damaged = [array[:-1], array[:0], np.append(array, array[:1])]
