@@ -180,7 +180,6 @@ class UlyssesAttention(MegatronModule):
         super().__init__(config=config)
         self.v_channels = v_channels
         self.documents: Any = DocumentAttention(softmax_scale) if documents is None else documents
-        self.kept_packed_seq_params: set[str] = set()
 
     def forward(
         self,

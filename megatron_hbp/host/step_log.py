@@ -21,16 +21,14 @@ from megatron.core import parallel_state
 from megatron.training import get_args, get_tensorboard_writer, get_wandb_writer, print_rank_last
 
 from megatron_hbp.metrics import attention_balance_ratio
-from megatron_hbp.normalizer import StepTotals
 from megatron_hbp.plan import Plan
 
 
 class StepLog:
     """Collects one step's micro-batches; a step that is run again overwrites its own numbers."""
 
-    def __init__(self, plan: Plan, totals: StepTotals, folder: str | None, rank: int) -> None:
+    def __init__(self, plan: Plan, folder: str | None, rank: int) -> None:
         self._plan = plan
-        self._totals = totals
         self._reports: dict[int, torch.Tensor] = {}
         self._cpu_seconds: dict[int, float] = {}
         self._started: dict[int, float] = {}

@@ -58,7 +58,7 @@ class HbpTraining:
                 self._plan,
                 create_cp_groups(level.cp_size for level in self._plan.levels),
                 self._aux_scale,
-                StepLog(self._plan, train.totals, self._config.step_log, rank),
+                StepLog(self._plan, self._config.step_log, rank),
             )
             _announce(self._plan)
         consumed, rest = divmod(args.consumed_train_samples, args.global_batch_size)
