@@ -83,6 +83,7 @@ _REFUSED = (
     ),
 )
 
+_HOST_EVAL_ITERS = 100  # the host's default: not a choice of the user's
 _VARLEN_TORCH = "2.12"
 _BALANCING_OK = ("aux_loss", "none")
 
@@ -226,9 +227,6 @@ def set_iterations(args: Any, plan: Plan, valid_plan: Plan | None) -> None:
         "--eval-iters 0 contradicts --hbp-valid-corpus; leave one of them out",
     )
     args.eval_iters = steps
-
-
-_HOST_EVAL_ITERS = 100  # the host's default: not a choice of the user's
 
 
 def check_vocabulary(args: Any, max_token_id: int, corpus_path: str) -> None:

@@ -77,7 +77,7 @@ class ForwardStep:
                 device=torch.cuda.current_device() if fused else "cpu",
             )
         level = plan.levels[item["level"]]
-        check_cu_seqlens(item["cu_seqlens"], level.pack_len, item["max_seqlen"])
+        bounds = check_cu_seqlens(item["cu_seqlens"], level.pack_len, item["max_seqlen"])
         return HbpPackedSeqParams(
             qkv_format="thd",
             cu_seqlens_q=self._host_bounds,
@@ -85,7 +85,7 @@ class ForwardStep:
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
             pack_cu_seqlens=item["cu_seqlens"].cuda(non_blocking=True),
-            pack_bounds=tuple(item["cu_seqlens"].tolist()),
+            pack_bounds=bounds,
             pack_max_seqlen=item["max_seqlen"],
             pack_cp_group=self._groups[level.cp_size],
             local_positions=batch["positions"],

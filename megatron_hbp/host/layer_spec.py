@@ -51,15 +51,10 @@ def hbp_layer_spec(
 ) -> Any:
     """The block spec of this pipeline chunk, for `GPTModelConfig.transformer_layer_spec`.
 
-    cp_sizes: those of the plan's levels; TE needs them when layers are built.
-    Raises ValueError for a backend that is not supported.
+    cp_sizes: those of the plan's levels; TE needs them when layers are built. Backends other than
+    local and transformer_engine are refused by checks.py.
     """
     config = model_config.transformer
-    if config.transformer_impl not in ("local", "transformer_engine"):
-        raise ValueError(
-            f"--transformer-impl {config.transformer_impl} is not supported with HBP; use local or "
-            "transformer_engine"
-        )
     use_te = config.transformer_impl == "transformer_engine"
     block = get_gpt_decoder_block_spec(
         config=config,

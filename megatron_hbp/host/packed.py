@@ -46,8 +46,8 @@ class HbpPackedSeqParams(PackedSeqParams):
         return self._rotary[key][1]
 
 
-def check_cu_seqlens(cu_seqlens: torch.Tensor, num_tokens: int, max_seqlen: int) -> None:
-    """Raises ValueError unless boundaries are valid for a pack of num_tokens tokens.
+def check_cu_seqlens(cu_seqlens: torch.Tensor, num_tokens: int, max_seqlen: int) -> tuple[int, ...]:
+    """The boundaries as Python ints; ValueError unless they are valid for num_tokens tokens.
 
     int32, from 0 to num_tokens, never decreasing (repeats at the end are allowed), and max_seqlen
     is the largest step.
@@ -66,3 +66,4 @@ def check_cu_seqlens(cu_seqlens: torch.Tensor, num_tokens: int, max_seqlen: int)
         raise ValueError(
             f"max_seqlen is {max_seqlen}; the longest document has {max(steps, default=0)} tokens"
         )
+    return tuple(bounds)

@@ -25,7 +25,11 @@ from megatron_hbp.plan import Plan
 
 
 class StepLog:
-    """Collects one step's micro-batches; a step that is run again overwrites its own numbers."""
+    """Collects one step's micro-batches.
+
+    A step that the host runs again (to tell a fault from a result) overwrites its own numbers; the
+    file gets a line for each of its runs.
+    """
 
     def __init__(self, plan: Plan, folder: str | None, rank: int) -> None:
         self._plan = plan
@@ -94,10 +98,10 @@ class StepLog:
         plan = self._plan
         first = step * plan.num_microbatches
         levels = plan.microbatch_level[first : first + plan.num_microbatches]
-        sums = torch.zeros(len(plan.levels), 2, dtype=torch.float64, device="cpu")
-        for microbatch, report in sorted(self._reports.items()):
-            sums[levels[microbatch]] += report.detach().to("cpu", torch.float64)
-        sums = sums.to(torch.cuda.current_device())
+        reports = torch.stack([self._reports[m] for m in sorted(self._reports)]).double()
+        sums = reports.new_zeros(len(plan.levels), 2)
+        where = torch.from_numpy(levels.astype(np.int64)).to(sums.device)
+        sums.index_add_(0, where, reports)
         dist.all_reduce(
             sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True)
         )
