@@ -2,20 +2,22 @@
 
 Guarantees (asserted by tests/unit/test_metrics.py):
 - 64-bit sums of tokens and squares; the same arrays give the same numbers;
-- every ratio but mixing and stretch lies in [0, 1]; where a bound is given, no plan can pass it.
-It imports NumPy only and knows nothing of Plan.
+- every ratio but mixing and stretch lies in [0, 1]; where a bound is given, no plan can pass it;
+- a plan and any other placement of packs go through the same code.
+It knows nothing of Plan.
 
-Words: a rank's attention cost in a micro-batch is the sum of squared sequence lengths of its pack
-divided by the CP size. An iteration is a micro-batch or a whole step.
+Words: a rank's attention cost in a micro-batch is the sum of squared sequence lengths of its packs,
+each divided by its CP size. An iteration is a micro-batch or a whole step. A micro-batch without
+tokens is balanced.
 """
 
 import numpy as np
 
+from megatron_hbp.cost import DENSE_8B_H100, PackCost
+from megatron_hbp.placement import Placement
+
 # Bins of the mixing histogram: a sequence of up to 256 tokens is in bin 0, up to 1K in bin 1, ...
 LENGTH_BINS = (256, 1024, 4096, 8192, 16384, 32768, 65536)
-# At this length causal attention costs as much as the matrix products around it (12 x hidden size
-# 4096); it turns tokens and attention cost into one time, in units of "one token's products".
-LENGTH_AT_PAR = 49152
 
 
 def padding_ratio(num_tokens: int, capacity_tokens: int) -> float:
@@ -107,9 +109,18 @@ def pipeline_stretch(times: np.ndarray, num_stages: int) -> float:
     """
     if times.size == 0:
         return 1.0
-    taken = times.sum(axis=1) + (num_stages - 1) * times.max(axis=1)
-    even = (times.shape[1] + num_stages - 1) * times.mean(axis=1)
-    return float((taken / even).mean())
+    counts = np.full(len(times), times.shape[1])
+    return _stretch(times.sum(axis=1), times.max(axis=1), counts, num_stages)
+
+
+def modelled_efficiency(rank_times: np.ndarray, work: float) -> float:
+    """The share of the ranks' time that is work, when all wait for the slowest of each row.
+
+    rank_times: [iterations, ranks], work and communication. work: the sum over sequences, in the
+    same unit, without communication. Higher is better; the bound is 1.
+    """
+    lockstep = float(rank_times.max(axis=1, initial=0.0).sum()) * rank_times.shape[1]
+    return work / lockstep if lockstep else 1.0
 
 
 def plan_metrics(
@@ -125,63 +136,108 @@ def plan_metrics(
     num_microbatches: int,
     num_stages: int,
     source_ids: np.ndarray | None = None,
+    cost: PackCost = DENSE_8B_H100,
 ) -> dict[str, float]:
-    """All metrics of a plan's arrays (see plan.Plan), each `name` with its bound `name_bound`.
+    """placement_metrics() of a plan's arrays (see plan.Plan)."""
+    placement = Placement.of_levels(
+        seq_lens=seq_lens,
+        sequence_ids=sequence_ids,
+        pack_offsets=pack_offsets,
+        microbatch_offsets=microbatch_offsets,
+        microbatch_level=microbatch_level,
+        pack_lens=pack_lens,
+        cp_sizes=cp_sizes,
+        num_ranks=num_ranks,
+        num_microbatches=num_microbatches,
+    )
+    return placement_metrics(placement, num_stages, source_ids=source_ids, cost=cost)
 
-    The bound of tokens_per_rank is an upper one, the others are lower ones.
+
+def placement_metrics(
+    placement: Placement,
+    num_stages: int = 1,
+    *,
+    source_ids: np.ndarray | None = None,
+    cost: PackCost = DENSE_8B_H100,
+) -> dict[str, float]:
+    """All metrics of a placement, each `name` with its bound `name_bound`.
+
+    source_ids: int [sequences], the domain of each sequence. cost: what the modelled times of
+    pipeline_stretch and modelled_efficiency are made of. With `_step`: ranks wait for each other at
+    the end of a step instead of in every micro-batch. The bounds of tokens_per_rank and of
+    modelled_efficiency are upper ones, the others are lower ones.
     """
-    lens = seq_lens[sequence_ids].astype(np.int64)
-    packs_per_microbatch = np.diff(microbatch_offsets)
-    pack_cp = np.repeat(cp_sizes[microbatch_level], packs_per_microbatch)
-    pack_tokens = _pack_sums(lens, pack_offsets)
-    # [micro-batches, ranks]: a pack of CP size c is the work of c ranks
-    rank_tokens = np.repeat(pack_tokens / pack_cp, pack_cp).reshape(-1, num_ranks)
-    rank_costs = np.repeat(_pack_sums(lens * lens, pack_offsets) / pack_cp, pack_cp)
-    rank_costs = rank_costs.reshape(-1, num_ranks)
-    by_step = (-1, num_microbatches, num_ranks)
+    lens = placement.seq_lens[placement.sequence_ids].astype(np.int64)
+    pack_cp = placement.pack_cp
+    pack_counts = np.diff(placement.pack_offsets)
+    pack_tokens, pack_squares = placement.pack_sums(lens), placement.pack_sums(lens * lens)
+    tokens = placement.rank_sums(pack_tokens / pack_cp)
+    costs = placement.rank_sums(pack_squares / pack_cp)
+    times = placement.rank_sums(cost.per_rank(pack_counts, pack_tokens, pack_squares, pack_cp))
+    work = float(cost.work(pack_counts, pack_tokens, pack_squares).sum())
+    slowest = times.max(axis=1)
 
-    token_budget = int(pack_lens[0] // cp_sizes[0])
     num_tokens = int(lens.sum())
-    per_epoch = int(seq_lens.sum(dtype=np.int64))
-    epochs = round(num_tokens / per_epoch) if per_epoch else 0
-    capacity = rank_tokens.size * token_budget
-    least_padding = padding_ratio_bound(
-        per_epoch, token_budget, num_ranks, num_microbatches, epochs
-    )
-    times = token_budget + rank_costs.max(axis=1, initial=0.0) / LENGTH_AT_PAR
-    sequence_steps = np.repeat(
-        np.arange(len(microbatch_level)) // num_microbatches,
-        np.diff(pack_offsets[microbatch_offsets]),
-    )
+    least_padding = _least_padding(placement, num_tokens)
+    num_slots = placement.num_microbatches * placement.num_ranks
     metrics = {
-        "padding_ratio": padding_ratio(num_tokens, capacity),
+        "padding_ratio": padding_ratio(num_tokens, num_slots * placement.token_budget),
         "padding_ratio_bound": least_padding,
-        "distribution_balance_ratio": distribution_balance_ratio(rank_tokens),
+        "distribution_balance_ratio": distribution_balance_ratio(tokens),
         "distribution_balance_ratio_bound": 0.0,
-        "distribution_balance_ratio_step": distribution_balance_ratio(
-            rank_tokens.reshape(by_step).sum(axis=1)
-        ),
+        "distribution_balance_ratio_step": distribution_balance_ratio(placement.step_sums(tokens)),
         "distribution_balance_ratio_step_bound": 0.0,
-        "attention_balance_ratio": attention_balance_ratio(rank_costs),
+        "attention_balance_ratio": attention_balance_ratio(costs),
         "attention_balance_ratio_bound": 0.0,
-        "attention_balance_ratio_step": attention_balance_ratio(
-            rank_costs.reshape(by_step).sum(axis=1)
-        ),
+        "attention_balance_ratio_step": attention_balance_ratio(placement.step_sums(costs)),
         "attention_balance_ratio_step_bound": 0.0,
         "communication_ratio": communication_ratio(pack_tokens, pack_cp),
-        "communication_ratio_bound": communication_ratio_bound(seq_lens, pack_lens, cp_sizes),
-        "tokens_per_rank": num_tokens / rank_tokens.size if rank_tokens.size else 0.0,
-        "tokens_per_rank_bound": token_budget * (1.0 - least_padding),
-        "mixing_ratio": mixing_ratio(lens, sequence_steps, np.digitize(lens, LENGTH_BINS, True)),
-        "mixing_ratio_bound": 0.0,
-        "pipeline_stretch": pipeline_stretch(times.reshape(-1, num_microbatches), num_stages),
+        "communication_ratio_bound": communication_ratio_bound(
+            placement.seq_lens, np.array([placement.cp1_pack_len]), np.array([1])
+        ),
+        "tokens_per_rank": num_tokens / num_slots if num_slots else 0.0,
+        "tokens_per_rank_bound": placement.token_budget * (1.0 - least_padding),
+        "pipeline_stretch": _stretch(
+            placement.step_sums(slowest),
+            np.maximum.reduceat(slowest, placement.step_offsets[:-1]),
+            np.diff(placement.step_offsets),
+            num_stages,
+        ),
         "pipeline_stretch_bound": 1.0,
+        "modelled_efficiency": modelled_efficiency(times, work),
+        "modelled_efficiency_bound": 1.0,
+        "modelled_efficiency_step": modelled_efficiency(placement.step_sums(times), work),
+        "modelled_efficiency_step_bound": 1.0,
     }
+    steps = placement.sequence_step()
+    classes = np.searchsorted(LENGTH_BINS, lens)
+    metrics |= {"mixing_ratio": mixing_ratio(lens, steps, classes), "mixing_ratio_bound": 0.0}
     if source_ids is not None:
-        sources = np.unique(source_ids[sequence_ids], return_inverse=True)[1]
-        metrics["source_mixing_ratio"] = mixing_ratio(lens, sequence_steps, sources)
+        sources = np.unique(source_ids[placement.sequence_ids], return_inverse=True)[1]
+        metrics["source_mixing_ratio"] = mixing_ratio(lens, steps, sources)
         metrics["source_mixing_ratio_bound"] = 0.0
     return metrics
+
+
+def _least_padding(placement: Placement, num_tokens: int) -> float:
+    """The least padding ratio: whole steps where all are equally long, else whole micro-batches."""
+    per_epoch = int(placement.seq_lens.sum(dtype=np.int64))
+    epochs = round(num_tokens / per_epoch) if per_epoch else 0
+    lengths = np.diff(placement.step_offsets)
+    unit = int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else 1
+    return padding_ratio_bound(per_epoch, placement.token_budget, placement.num_ranks, unit, epochs)
+
+
+def _stretch(
+    totals: np.ndarray, largest: np.ndarray, num_microbatches: np.ndarray, num_stages: int
+) -> float:
+    """Mean pipeline stretch of steps, from the total and largest time of their micro-batches."""
+    filling = num_stages - 1
+    even = (num_microbatches + filling) * totals / num_microbatches
+    taken = totals + filling * largest
+    # a step without work takes no time
+    stretch = np.divide(taken, even, out=np.ones(len(totals)), where=even > 0)
+    return float(stretch.mean()) if len(stretch) else 1.0
 
 
 def _imbalance(loads: np.ndarray) -> float:
@@ -193,12 +249,6 @@ def _imbalance(loads: np.ndarray) -> float:
     mean = loads.mean(axis=1)
     lost = np.divide(largest - mean, largest, out=np.zeros_like(largest), where=largest > 0)
     return float(np.maximum(lost, 0.0).mean())
-
-
-def _pack_sums(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """int64 [packs]: sums of values over each pack; 0 for an empty one."""
-    ends = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-    return ends[offsets[1:]] - ends[offsets[:-1]]
 
 
 def _mean_distance(

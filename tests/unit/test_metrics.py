@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from megatron_hbp import Level, build_plan, metrics
+from megatron_hbp.cost import PackCost
+from megatron_hbp.placement import Placement
 
 
 def test_attention_balance_of_the_papers_example():
@@ -87,6 +89,13 @@ def test_pipeline_stretch():
     assert metrics.pipeline_stretch(np.zeros((0, 2)), 4) == 1
 
 
+def test_modelled_efficiency():
+    # 10 of work in 2 ranks x (4 + 3)
+    times = np.array([[4.0, 2.0], [3.0, 2.0]])
+    assert metrics.modelled_efficiency(times, 10.0) == pytest.approx(10 / 14)
+    assert metrics.modelled_efficiency(np.zeros((0, 2)), 0.0) == 1
+
+
 def test_plan_metrics_by_hand():
     # two ranks, S = 4: micro-batch 0 has packs [4] and [2, 1], micro-batch 1 has [6, 1] with CP 2
     found = metrics.plan_metrics(
@@ -121,7 +130,113 @@ def test_no_metric_passes_its_bound():
     for mixing in ("microbatch", "step"):
         found = build_plan(lens, [Level(256, 1), Level(1024, 4)], 8, 2, 2, mixing=mixing).metrics()
         for name in found:
-            if name == "tokens_per_rank":
+            if name in ("tokens_per_rank", "modelled_efficiency", "modelled_efficiency_step"):
                 assert found[name] <= found[f"{name}_bound"] + 1e-9
             elif not name.endswith("_bound"):
                 assert found[name] >= found[f"{name}_bound"] - 1e-12
+
+
+def _unlike_packs() -> Placement:
+    """Four ranks, S = 8: CP sizes side by side, two packs on a rank, unlike steps.
+
+    Micro-batch 0: [6, 4] with CP 2 on ranks 0 and 1, [4] with CP 2 on 2 and 3, [3] on 2, [6] on 3.
+    Micro-batch 1: [8] on rank 1. Micro-batch 2: [16] with CP 4.
+    """
+    return Placement(
+        seq_lens=np.array([6, 4, 4, 3, 6, 8, 16, 0], dtype=np.int32),
+        sequence_ids=np.arange(7),
+        pack_offsets=np.array([0, 2, 3, 4, 5, 6, 7]),
+        pack_cp=np.array([2, 2, 1, 1, 1, 4]),
+        pack_first_rank=np.array([0, 2, 2, 3, 1, 0]),
+        pack_microbatch=np.array([0, 0, 0, 0, 1, 2]),
+        step_offsets=np.array([0, 2, 3]),
+        num_ranks=4,
+        token_budget=8,
+        cp1_pack_len=8,
+    )
+
+
+def test_metrics_of_unlike_packs_by_hand():
+    cost = PackCost(linear=1, quadratic=0.5, communication=2)
+    found = metrics.placement_metrics(_unlike_packs(), 3, source_ids=np.arange(8) % 2, cost=cost)
+    assert found["padding_ratio"] == pytest.approx(1 - 47 / 96)
+    assert found["padding_ratio_bound"] == pytest.approx(1 - 47 / 64)  # whole micro-batches
+    # tokens of the ranks: 5 5 5 8, 0 8 0 0, 4 4 4 4
+    assert found["distribution_balance_ratio"] == pytest.approx((9 / 32 + 24 / 32 + 0) / 3)
+    assert found["distribution_balance_ratio_step"] == pytest.approx((21 / 52 + 0) / 2)
+    # squares: 26 26 8+9 8+36, 0 64 0 0, 64 each
+    assert found["attention_balance_ratio"] == pytest.approx((63 / 176 + 3 / 4 + 0) / 3)
+    assert found["attention_balance_ratio_step"] == pytest.approx(((64 + 73 + 46) / 360 + 0) / 2)
+    assert found["communication_ratio"] == pytest.approx(30 / 47)
+    assert found["communication_ratio_bound"] == pytest.approx(16 / 47)
+    assert found["tokens_per_rank"] == pytest.approx(47 / 12)
+    assert found["tokens_per_rank_bound"] == pytest.approx(47 / 8)
+    # seconds: 28 28 6+4+7.5 6+4+24 | 0 40 0 0 | (16 + 128 + 32) / 4 = 44 each
+    work = 47 + (52 + 16 + 9 + 36 + 64 + 256) / 2
+    assert found["modelled_efficiency"] == pytest.approx(work / (4 * (34 + 40 + 44)))
+    assert found["modelled_efficiency_step"] == pytest.approx(work / (4 * (68 + 44)))
+    # steps (34, 40) and (44): (74 + 2 x 40) / (4 x 37) and 1
+    assert found["pipeline_stretch"] == pytest.approx((154 / 148 + 1) / 2)
+    assert "source_mixing_ratio" in found
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_a_plan_and_its_placement_have_the_same_metrics():
+    lens = np.random.default_rng(0).integers(1, 900, 700)
+    plan = build_plan(lens, [Level(256, 1), Level(1024, 4)], 8, 2, 2)
+    packs, level = np.diff(plan.pack_offsets), plan.microbatch_level
+    cp_sizes = np.array([1, 4])[plan.pack_level()]
+    microbatch = np.repeat(np.arange(len(level)), np.diff(plan.microbatch_offsets))
+    within = np.arange(len(packs)) - plan.microbatch_offsets[microbatch]
+    placement = Placement(
+        seq_lens=lens,
+        sequence_ids=plan.sequence_ids,
+        pack_offsets=plan.pack_offsets,
+        pack_cp=cp_sizes,
+        pack_first_rank=within * cp_sizes,
+        pack_microbatch=microbatch,
+        step_offsets=np.arange(plan.num_steps + 1) * 2,
+        num_ranks=8,
+        token_budget=256,
+        cp1_pack_len=256,
+    )
+    assert metrics.placement_metrics(placement, 2) == plan.metrics()
+
+
+def test_metrics_of_nothing_and_of_empty_steps():
+    nothing = {
+        "seq_lens": np.zeros(2, dtype=np.int64),
+        "sequence_ids": np.zeros(0, dtype=np.int64),
+        "pack_offsets": np.zeros(1, dtype=np.int64),
+        "pack_cp": np.zeros(0, dtype=np.int64),
+        "pack_first_rank": np.zeros(0, dtype=np.int64),
+        "pack_microbatch": np.zeros(0, dtype=np.int64),
+        "num_ranks": 4,
+        "token_budget": 8,
+        "cp1_pack_len": 8,
+    }
+    for steps in ([0], [0, 3, 4]):
+        found = metrics.placement_metrics(Placement(**nothing, step_offsets=np.array(steps)), 4)
+        assert found["attention_balance_ratio"] == found["distribution_balance_ratio_step"] == 0
+        assert found["communication_ratio"] == found["tokens_per_rank"] == 0
+        assert found["pipeline_stretch"] == found["modelled_efficiency"] == 1
+
+
+def test_sums_past_64_bits_over_all_packs():
+    long = 2**31 - 1
+    placement = Placement(
+        seq_lens=np.full(6, long, dtype=np.int32),
+        sequence_ids=np.arange(6),
+        pack_offsets=np.arange(7),
+        pack_cp=np.ones(6, dtype=np.int64),
+        pack_first_rank=np.array([0, 1, 0, 1, 0, 1]),
+        pack_microbatch=np.array([0, 0, 1, 1, 2, 2]),
+        step_offsets=np.array([0, 3]),
+        num_ranks=2,
+        token_budget=long,
+        cp1_pack_len=long,
+    )
+    found = metrics.placement_metrics(placement, cost=PackCost(linear=1, quadratic=1))
+    assert found["tokens_per_rank"] == long
+    assert found["padding_ratio"] == found["attention_balance_ratio_step"] == 0
+    assert found["modelled_efficiency"] == pytest.approx(1)
