@@ -1,7 +1,7 @@
 """The command line: hbp prepare | plan | audit.
 
 Guarantees (asserted by tests/unit/test_cli.py):
-- results go to stdout, one error line to stderr;
+- results go to stdout, one error line to stderr (and progress, with --compare);
 - exit code 0: done; 1: `audit` found a violation; 2: wrong use, with what is wrong, the rule and a
   way out on one line.
 """
@@ -31,7 +31,8 @@ from megatron_hbp.corpus.store import Corpus
 from megatron_hbp.level import Level
 from megatron_hbp.plan import Plan
 from megatron_hbp.planner import build_plan
-from megatron_hbp.report.text import compare_plan, compare_text, plan_document, plan_text
+from megatron_hbp.report.compare import compare_plan, compare_text
+from megatron_hbp.report.text import plan_document, plan_text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,7 +122,8 @@ def _add_plan(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--compare",
         action="store_true",
-        help="also pack everything at the longest level alone, without balancing, and compare",
+        help="print every metric of the plan beside those of single-level packing, random and "
+        "sorted batching, levels without balancing and online scheduling, each with its bound",
     )
     parser.set_defaults(func=_plan, **PLAN_DEFAULTS)
 
@@ -152,7 +154,7 @@ def _plan(namespace: argparse.Namespace) -> int:
     )
     if namespace.output is not None:
         plan.save(namespace.output)
-    compared = compare_plan(plan) if namespace.compare else None
+    compared = compare_plan(plan, _progress) if namespace.compare else None
     if namespace.json:
         document = plan_document(plan, given.seq_lens) | {"output": namespace.output}
         if compared is not None:
@@ -165,6 +167,10 @@ def _plan(namespace: argparse.Namespace) -> int:
     if namespace.output is not None:
         print(f"\nsaved in {namespace.output}")
     return 0
+
+
+def _progress(text: str) -> None:
+    print(f"hbp: {text}", file=sys.stderr, flush=True)
 
 
 def _add_audit(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -10,11 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron_hbp.metrics import plan_metrics
-from megatron_hbp.packing import Packs, make_rng, pack
 from megatron_hbp.plan import DROP_REASONS, Plan
-
-_BASELINE_PACKERS = ("isf", "best_fit", "next_fit")
 
 
 def plan_document(plan: Plan, seq_lens: np.ndarray) -> dict[str, Any]:
@@ -84,58 +80,11 @@ def plan_text(plan: Plan, seq_lens: np.ndarray) -> str:
         f"{plan.num_microbatches} micro-batches each, {plan.num_ranks} ranks, "
         f"{plan.token_budget} tokens per rank and micro-batch, mixing {plan.mixing}"
     )
-    parts = [f"plan {document['hash']}", f"{_table(rows)}\n{account}", _table(level_rows), run]
-    return "\n\n".join([*parts, _table(metric_rows)])
+    parts = [f"plan {document['hash']}", f"{table(rows)}\n{account}", table(level_rows), run]
+    return "\n\n".join([*parts, table(metric_rows)])
 
 
-def compare_plan(plan: Plan) -> dict[str, dict[str, float]]:
-    """The plan beside packing at its longest level alone: by name, steps per epoch and metrics.
-
-    The others have one level, packs in random order and no balancing, as without HBP.
-    """
-    compared = {"HBP": _row(round(plan.num_steps / plan.epochs), plan.metrics())}
-    lens = plan.seq_lens[plan.seq_lens > 0].astype(np.int64)
-    level, multiple = plan.levels[-1], plan.alignment.document_multiples[-1]
-    replicas = plan.num_ranks // level.cp_size
-    for packer in _BASELINE_PACKERS:
-        aligned = -(-lens // multiple) * multiple
-        packs = Packs(*pack(aligned, level.pack_len, packer, plan.seed))
-        num_steps = -(-len(packs) // (replicas * plan.num_microbatches))
-        num_microbatches = num_steps * plan.num_microbatches
-        fillers = Packs.from_lists([[]] * (num_microbatches * replicas - len(packs)))
-        order = make_rng(plan.seed).permutation(num_microbatches * replicas)
-        packs = packs.joined(fillers).select(order)
-        metrics = plan_metrics(
-            seq_lens=lens,
-            sequence_ids=packs.sequence_ids,
-            pack_offsets=packs.offsets,
-            microbatch_offsets=np.arange(num_microbatches + 1) * replicas,
-            microbatch_level=np.zeros(num_microbatches, dtype=np.int64),
-            pack_lens=np.array([level.pack_len]),
-            cp_sizes=np.array([level.cp_size]),
-            num_ranks=plan.num_ranks,
-            num_microbatches=plan.num_microbatches,
-            num_stages=plan.num_stages,
-        )
-        compared[f"{level.pack_len}:{level.cp_size} {packer}"] = _row(num_steps, metrics)
-    return compared
-
-
-def compare_text(compared: dict[str, dict[str, float]]) -> str:
-    """The table of compare_plan()."""
-    names = list(compared["HBP"])
-    rows = [[name, *(row[name] for row in compared.values())] for name in names]
-    return _table([["", *compared], *rows])
-
-
-def _row(steps_per_epoch: int, metrics: dict[str, float]) -> dict[str, float]:
-    row: dict[str, float] = {"steps_per_epoch": steps_per_epoch}
-    row |= {name: metrics[name] for name in metrics if not name.endswith("_bound")}
-    row.pop("source_mixing_ratio", None)
-    return row
-
-
-def _table(rows: Sequence[Sequence[str | int | float]]) -> str:
+def table(rows: Sequence[Sequence[str | int | float]]) -> str:
     """Aligned columns, the first to the left, the others to the right."""
     texts = [
         [f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows

@@ -8,11 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_hbp import Plan
+from megatron_hbp import Level, Plan, build_plan
 from megatron_hbp.cli import main
 from megatron_hbp.corpus import Corpus, write_corpus
+from megatron_hbp.report.compare import compare_plan, compare_text
 
 LEVELS = ["--level", "64:1:2", "--level", "256:4:full"]
+METHODS = [
+    "levels, unbalanced",
+    "256:4 isf",
+    "256:4 best_fit",
+    "256:4 first_fit_decreasing",
+    "256:4 best_fit_decreasing",
+    "256:4 in order",
+    "256:4 random",
+    "256:4 sorted",
+    "online",
+    "online, no lockstep",
+]
 
 
 @pytest.fixture
@@ -103,17 +116,53 @@ def test_json(lengths, capsys):
     assert [level["level"] for level in document["levels"]] == ["64:1:2", "256:4:full"]
     assert sum(document["steps_per_epoch"]) == counts["steps"]
     assert document["output"] is None
-    assert list(document["compare"]) == ["HBP", "256:4 isf", "256:4 best_fit", "256:4 next_fit"]
-    ours, theirs = document["compare"]["HBP"], document["compare"]["256:4 isf"]
-    assert ours["communication_ratio"] < theirs["communication_ratio"] == 1
-    assert ours["attention_balance_ratio"] < theirs["attention_balance_ratio"]
+    compared = document["compare"]
+    assert list(compared) == ["HBP", *METHODS]
+    metrics = [name for name in document["metrics"] if not name.endswith("_bound")]
+    assert len(metrics) == 11
+    for values in compared.values():
+        assert set(values) == {"steps_per_epoch", *document["metrics"]}
+        for name in metrics:
+            most = name == "tokens_per_rank" or name.startswith("modelled_efficiency")
+            value, bound = values[name], values[f"{name}_bound"]
+            assert value <= bound + 1e-9 if most else value >= bound - 1e-9
+    ours, isf, online = (compared[name] for name in ("HBP", "256:4 isf", "online"))
+    assert {name: ours[name] for name in document["metrics"]} == document["metrics"]
+    assert ours["communication_ratio"] < isf["communication_ratio"] == 1
+    assert ours["communication_ratio_bound"] == online["communication_ratio"] < 1
+    assert isf["communication_ratio_bound"] == 1
+    assert ours["attention_balance_ratio"] < isf["attention_balance_ratio"]
 
 
 def test_compare_table(lengths, capsys):
-    assert main(_plan(lengths, "--compare")) == 0
-    out = capsys.readouterr().out
-    assert "256:4 next_fit" in out
-    assert "steps_per_epoch" in out
+    assert main(_plan(lengths, "--compare", "--epochs", "2")) == 0
+    out, err = capsys.readouterr()
+    tables = out[out.index("Each metric stands") :]
+    assert max(map(len, tables.splitlines())) <= 100
+    heads = [line.split() for line in tables.splitlines() if line.startswith("method")]
+    headings = "PR CR Ave-T eff. eff./step DBR DBR/step ABR ABR/step stretch mixing"
+    assert [
+        word for head in heads for word in head if word not in ("method", "steps", "bound")
+    ] == (headings.split())
+    for name in ("HBP", *METHODS):
+        rows = [line for line in tables.splitlines() if line.startswith(f"{name}  ")]
+        assert len(rows) == len(heads), name
+        numbers = [row[len(name) :].split() for row in rows]
+        assert [len(own) for own in numbers] == [len(head) - 1 for head in heads]
+    assert err.splitlines() == [
+        f"hbp: comparing with {name} ({index} of {len(METHODS)})"
+        for index, name in enumerate(METHODS, 1)
+    ]
+
+
+def test_compare_by_domain():
+    lens = np.array([0, *range(4, 64)])
+    plan = build_plan(
+        lens, [Level(64, 1)], 4, overlong="drop", source_ids=np.arange(61, dtype=np.int32) % 3
+    )
+    compared = compare_plan(plan, lambda line: None)
+    assert all(values["source_mixing_ratio"] >= 0 for values in compared.values())
+    assert "source mixing   bound" in compare_text(compared)
 
 
 def test_the_same_plan_may_be_saved_again_but_no_other(lengths, tmp_path, capsys):
