@@ -1,15 +1,23 @@
-// The only file that includes pybind11: checks shapes and types, releases the GIL, hands results
-// over without a copy.
+// The only file that includes pybind11: checks shapes, types and ranges, releases the GIL, hands
+// results over without a copy. Every function exists for ids of 32 and of 64 bits.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstdint>
-#include <memory>
+#include <cstdlib>
+#include <optional>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "balance.h"
+#include "filling.h"
+#include "mixing.h"
+#include "order.h"
 #include "packing.h"
 
 namespace py = pybind11;
@@ -18,53 +26,384 @@ namespace {
 
 template <typename T>
 using Array = py::array_t<T, py::array::c_style>;
+template <typename Id>
+using Items = Array<hbp::Item<Id>>;
 
-// Gives a vector's memory to NumPy.
-Array<int64_t> ToArray(std::vector<int64_t>&& values) {
-  auto owned = std::make_unique<std::vector<int64_t>>(std::move(values));
-  const auto size = static_cast<py::ssize_t>(owned->size());
-  const int64_t* data = owned->data();
-  py::capsule owner(owned.get(), [](void* p) { delete static_cast<std::vector<int64_t>*>(p); });
-  owned.release();
-  return Array<int64_t>(size, data, owner);
+void Require(bool condition, const std::string& rule) {
+  if (!condition) throw std::invalid_argument(rule);
 }
 
-template <typename Length>
-using Kernel = hbp::Packs (*)(const Length*, const int64_t*, int64_t, int64_t);
+void RequireVector(const py::array& array, const char* name) {
+  Require(array.ndim() == 1, std::string(name) + " must be one-dimensional");
+}
 
-template <typename Length>
-py::tuple Pack(Kernel<Length> kernel, const Array<Length>& seq_lens, const Array<int64_t>& visit,
-               int64_t capacity) {
-  if (seq_lens.ndim() != 1 || visit.ndim() != 1 || seq_lens.size() != visit.size()) {
-    throw std::invalid_argument("seq_lens and visit must be one-dimensional and equally long");
+// Gives a buffer's memory to NumPy.
+template <typename T>
+Array<T> ToArray(hbp::Buffer<T>&& buffer) {
+  const auto size = static_cast<py::ssize_t>(buffer.size());
+  T* data = buffer.release();
+  return Array<T>(size, data, py::capsule(data, [](void* p) { std::free(p); }));
+}
+
+template <typename T>
+Array<T> ToArray(const std::vector<T>& values) {
+  return Array<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+void CheckCapacity(int64_t capacity, int64_t multiple) {
+  Require(capacity >= 1 && capacity <= INT32_MAX, "capacity must be 1 to 2147483647 tokens");
+  Require(multiple >= 1, "multiple must be at least 1");
+}
+
+// Items in packs 0 .. num_packs - 1, a pack for each item.
+template <typename Id>
+void CheckPacks(const Items<Id>& items, const Array<Id>& pack_of, int64_t num_packs) {
+  RequireVector(items, "items");
+  RequireVector(pack_of, "pack_of");
+  Require(items.size() == pack_of.size(), "items and pack_of must be equally long");
+  Id least = 0;
+  Id most = -1;
+  for (const Id* pack = pack_of.data(); pack != pack_of.data() + pack_of.size(); ++pack) {
+    least = std::min(least, *pack);
+    most = std::max(most, *pack);
   }
-  if (capacity < 1) throw std::invalid_argument("capacity must be at least 1");
-  hbp::Packs packs;
+  Require(least >= 0 && most < num_packs, "pack_of must hold numbers below the number of packs");
+}
+
+template <typename Length, typename Id>
+py::tuple ShuffledByLevel(const Array<Length>& seq_lens, const Array<int64_t>& limits,
+                          uint64_t seed, const std::optional<Array<Id>>& chosen) {
+  RequireVector(seq_lens, "seq_lens");
+  RequireVector(limits, "limits");
+  Require(limits.size() >= 1, "limits must name a level");
+  for (py::ssize_t level = 0; level < limits.size(); ++level) {
+    Require(
+        limits.at(level) >= (level > 0 ? limits.at(level - 1) : 0) && limits.at(level) <= INT32_MAX,
+        "limits must ascend from 0 to 2147483647 tokens");
+  }
+  if (chosen) {
+    RequireVector(*chosen, "chosen");
+    for (py::ssize_t i = 0; i < chosen->size(); ++i) {
+      Require(chosen->data()[i] >= 0 && chosen->data()[i] < seq_lens.size(),
+              "chosen must hold indices of seq_lens");
+    }
+  }
+  hbp::LevelItems<Id> sorted;
   {
     py::gil_scoped_release release;
-    packs = kernel(seq_lens.data(), visit.data(), seq_lens.size(), capacity);
+    sorted = hbp::ShuffledByLevel<Length, Id>(seq_lens.data(), chosen ? chosen->data() : nullptr,
+                                              chosen ? chosen->size() : seq_lens.size(),
+                                              limits.data(), limits.size(), seed);
   }
-  return py::make_tuple(ToArray(std::move(packs.sequences)), ToArray(std::move(packs.offsets)));
+  return py::make_tuple(ToArray(std::move(sorted.items)), ToArray(sorted.starts));
+}
+
+template <typename Id>
+Items<Id> Descending(const Items<Id>& items, uint64_t seed) {
+  RequireVector(items, "items");
+  hbp::Buffer<hbp::Item<Id>> sorted;
+  {
+    py::gil_scoped_release release;
+    sorted = hbp::Descending(items.data(), items.size(), seed);
+  }
+  return ToArray(std::move(sorted));
+}
+
+// Calls kernel(items, num, pack_of) without the GIL; writes into `out` where it is given.
+template <typename Id, typename Kernel>
+py::tuple Pack(const Items<Id>& items, int64_t capacity, int64_t multiple,
+               const std::optional<Array<Id>>& out, const Kernel& kernel) {
+  RequireVector(items, "items");
+  CheckCapacity(capacity, multiple);
+  if (out) {
+    RequireVector(*out, "out");
+    Require(out->size() == items.size(), "items and out must be equally long");
+  }
+  Array<Id> pack_of = out ? *out : Array<Id>(items.size());
+  Id* to = pack_of.mutable_data();
+  int64_t num_packs;
+  {
+    py::gil_scoped_release release;
+    num_packs = kernel(items.data(), items.size(), to);
+  }
+  return py::make_tuple(pack_of, num_packs);
+}
+
+template <typename Id>
+py::tuple IterativeSampling(Items<Id>& items, int64_t capacity, int64_t multiple, int64_t threshold,
+                            int64_t iterations, uint64_t seed,
+                            const std::optional<Array<Id>>& out) {
+  hbp::Item<Id>* data = items.mutable_data();
+  return Pack<Id>(items, capacity, multiple, out,
+                  [&](const hbp::Item<Id>*, int64_t num, Id* pack_of) {
+                    return hbp::IterativeSampling(data, num, capacity, multiple, threshold,
+                                                  iterations, seed, pack_of);
+                  });
+}
+
+template <typename Id>
+int64_t GreedyFill(Items<Id>& items, int64_t multiple, Array<int64_t>& spaces, int64_t first_pack,
+                   Array<Id>& pack_of) {
+  RequireVector(items, "items");
+  RequireVector(spaces, "spaces");
+  RequireVector(pack_of, "pack_of");
+  Require(items.size() == pack_of.size(), "items and pack_of must be equally long");
+  CheckCapacity(1, multiple);
+  hbp::Item<Id>* data = items.mutable_data();
+  int64_t* free = spaces.mutable_data();
+  Id* packs = pack_of.mutable_data();
+  const int64_t num = items.size();
+  const int64_t num_packs = spaces.size();
+  py::gil_scoped_release release;
+  return hbp::GreedyFill(data, num, multiple, free, num_packs, static_cast<Id>(first_pack), packs);
+}
+
+template <typename Id>
+Array<int64_t> CountByPack(const Array<Id>& pack_of, int64_t num_packs) {
+  CheckPacks<Id>(Items<Id>(pack_of.size()), pack_of, num_packs);
+  std::vector<int64_t> counts;
+  {
+    py::gil_scoped_release release;
+    counts = hbp::CountByPack(pack_of.data(), pack_of.size(), num_packs);
+  }
+  return ToArray(counts);
+}
+
+template <typename Id>
+Array<Id> Gather(const Items<Id>& items, const Array<Id>& pack_of, const Array<int64_t>& starts) {
+  RequireVector(starts, "starts");
+  CheckPacks(items, pack_of, starts.size());
+  hbp::Buffer<Id> ids;
+  {
+    py::gil_scoped_release release;
+    ids = hbp::Gather(items.data(), pack_of.data(), items.size(), starts.data(), starts.size());
+  }
+  return ToArray(std::move(ids));
+}
+
+Array<int64_t> ToArray(const hbp::Buffer<hbp::PackSum>& sums) {
+  Array<int64_t> result({static_cast<py::ssize_t>(sums.size()), py::ssize_t{3}});
+  int64_t* to = result.mutable_data();
+  for (const hbp::PackSum& sum : sums) {
+    *to++ = sum.count;
+    *to++ = sum.tokens;
+    *to++ = sum.squares;
+  }
+  return result;
+}
+
+template <typename Id>
+Array<int64_t> SumPacks(const Items<Id>& items, const Array<Id>& pack_of, int64_t num_packs) {
+  CheckPacks(items, pack_of, num_packs);
+  hbp::Buffer<hbp::PackSum> sums;
+  {
+    py::gil_scoped_release release;
+    sums = hbp::SumPacks(items.data(), pack_of.data(), items.size(), num_packs);
+  }
+  return ToArray(sums);
+}
+
+template <typename Id>
+Array<int64_t> SplitPacks(const Items<Id>& items, Array<Id>& pack_of, const Array<int64_t>& chosen,
+                          int64_t num_packs) {
+  CheckPacks(items, pack_of, num_packs);
+  RequireVector(chosen, "chosen");
+  for (py::ssize_t k = 0; k < chosen.size(); ++k) {
+    Require(chosen.at(k) >= 0 && chosen.at(k) < num_packs, "chosen must name packs");
+  }
+  Id* packs = pack_of.mutable_data();
+  hbp::Buffer<hbp::PackSum> sums;
+  {
+    py::gil_scoped_release release;
+    sums =
+        hbp::SplitPacks(items.data(), packs, items.size(), chosen.data(), chosen.size(), num_packs);
+  }
+  return ToArray(sums);
+}
+
+template <typename Id>
+Array<int64_t> ClassTokens(const Items<Id>& items, const Array<Id>& pack_of,
+                           const Array<int32_t>& group_of, int64_t num_groups,
+                           const Array<int64_t>& bins,
+                           const std::optional<Array<int32_t>>& source_of, int64_t num_sources) {
+  RequireVector(group_of, "group_of");
+  RequireVector(bins, "bins");
+  CheckPacks(items, pack_of, group_of.size());
+  for (py::ssize_t pack = 0; pack < group_of.size(); ++pack) {
+    Require(group_of.at(pack) >= 0 && group_of.at(pack) < num_groups, "group_of must name groups");
+  }
+  if (source_of) {
+    RequireVector(*source_of, "source_of");
+    for (py::ssize_t i = 0; i < items.size(); ++i) {
+      const Id id = items.data()[i].id;
+      Require(id >= 0 && id < source_of->size(), "source_of must cover every id");
+      Require(source_of->data()[id] >= 0 && source_of->data()[id] < num_sources,
+              "source_of must name sources");
+    }
+  }
+  hbp::Buffer<int64_t> tokens;
+  {
+    py::gil_scoped_release release;
+    tokens = hbp::ClassTokens(items.data(), pack_of.data(), items.size(), group_of.data(),
+                              num_groups, bins.data(), bins.size(),
+                              source_of ? source_of->data() : nullptr, num_sources);
+  }
+  return ToArray(std::move(tokens)).reshape({num_groups, static_cast<int64_t>(-1)});
+}
+
+Array<int64_t> ReplicaOrder(const Array<double>& costs, const Array<int64_t>& starts,
+                            int64_t per_step, int64_t num_ranks) {
+  RequireVector(costs, "costs");
+  RequireVector(starts, "starts");
+  Require(per_step >= 1 && num_ranks >= 1 && starts.size() >= 1 && starts.at(0) == 0 &&
+              starts.at(starts.size() - 1) == costs.size(),
+          "starts must run from 0 to the number of packs");
+  for (py::ssize_t i = 1; i < starts.size(); ++i) {
+    const int64_t replicas = starts.at(i) - starts.at(i - 1);
+    Require(replicas >= 1 && num_ranks % replicas == 0, "replicas must divide the ranks");
+  }
+  hbp::Buffer<int64_t> order;
+  {
+    py::gil_scoped_release release;
+    order = hbp::ReplicaOrder(costs.data(), starts.data(), starts.size() - 1, per_step, num_ranks);
+  }
+  return ToArray(std::move(order));
+}
+
+Array<int64_t> MixedSteps(const Array<int64_t>& deviations, int64_t per_step, uint64_t seed) {
+  Require(deviations.ndim() == 2, "deviations must be two-dimensional");
+  Require(per_step >= 1 && deviations.shape(0) % per_step == 0,
+          "per_step must divide the micro-batches");
+  hbp::Buffer<int64_t> steps;
+  {
+    py::gil_scoped_release release;
+    steps = hbp::MixedSteps(deviations.data(), deviations.shape(0), deviations.shape(1), per_step,
+                            seed);
+  }
+  return ToArray(std::move(steps));
 }
 
 template <typename Length>
-void Define(py::module_& module, const char* name, Kernel<Length> kernel, const char* doc) {
+py::tuple Survey(const Array<Length>& seq_lens) {
+  RequireVector(seq_lens, "seq_lens");
+  int64_t least = INT64_MAX;
+  int64_t most = INT64_MIN;
+  int64_t total = 0;
+  const Length* lengths = seq_lens.data();
+  for (py::ssize_t i = 0; i < seq_lens.size(); ++i) {
+    const int64_t length = lengths[i];
+    least = std::min(least, length);
+    most = std::max(most, length);
+    total += length;
+  }
+  return py::make_tuple(least, most, total);
+}
+
+template <typename Length>
+void DefineForLengths(py::module_& module) {
+  module.def("survey", Survey<Length>, py::arg("seq_lens").noconvert(),
+             "(least, most, sum) of the lengths.");
+}
+
+template <typename Length, typename Id>
+void DefineShuffle(py::module_& module, const char* name) {
+  module.def(name, ShuffledByLevel<Length, Id>, py::arg("seq_lens").noconvert(),
+             py::arg("limits").noconvert(), py::arg("seed"),
+             py::arg("chosen").noconvert() = py::none(),
+             "Sequences by level, the longest level first, in random order: (items, starts).");
+}
+
+template <typename Id>
+void DefineForIds(py::module_& module) {
+  const auto items = py::arg("items").noconvert();
+  const auto pack_of = py::arg("pack_of").noconvert();
+  const auto out = py::arg("out").noconvert() = py::none();
+  module.def("descending", Descending<Id>, items, py::arg("seed"),
+             "Items by descending length, ties at random.");
   module.def(
-      name,
-      [kernel](const Array<Length>& seq_lens, const Array<int64_t>& visit, int64_t capacity) {
-        return Pack<Length>(kernel, seq_lens, visit, capacity);
+      "best_fit",
+      [](const Items<Id>& list, int64_t capacity, int64_t multiple, bool in_streams,
+         const std::optional<Array<Id>>& to) {
+        return Pack<Id>(list, capacity, multiple, to,
+                        [&](const hbp::Item<Id>* data, int64_t num, Id* packs) {
+                          return hbp::BestFit(data, num, capacity, multiple, in_streams, packs);
+                        });
       },
-      py::arg("seq_lens").noconvert(), py::arg("visit").noconvert(), py::arg("capacity"), doc);
+      items, py::arg("capacity"), py::arg("multiple") = 1, py::arg("in_streams") = false, out,
+      "Each item into the fullest pack that holds it: (pack_of, num_packs).");
+  module.def(
+      "first_fit",
+      [](const Items<Id>& list, int64_t capacity, int64_t multiple,
+         const std::optional<Array<Id>>& to) {
+        return Pack<Id>(list, capacity, multiple, to,
+                        [&](const hbp::Item<Id>* data, int64_t num, Id* packs) {
+                          return hbp::FirstFit(data, num, capacity, multiple, packs);
+                        });
+      },
+      items, py::arg("capacity"), py::arg("multiple") = 1, out,
+      "Each item into the first pack that holds it: (pack_of, num_packs).");
+  module.def(
+      "next_fit",
+      [](const Items<Id>& list, int64_t capacity, int64_t multiple,
+         const std::optional<Array<Id>>& to) {
+        return Pack<Id>(list, capacity, multiple, to,
+                        [&](const hbp::Item<Id>* data, int64_t num, Id* packs) {
+                          return hbp::NextFit(data, num, capacity, multiple, packs);
+                        });
+      },
+      items, py::arg("capacity"), py::arg("multiple") = 1, out,
+      "Each item into the last pack or a new one: (pack_of, num_packs).");
+  module.def("iterative_sampling", IterativeSampling<Id>, items, py::arg("capacity"),
+             py::arg("multiple"), py::arg("threshold"), py::arg("iterations"), py::arg("seed"), out,
+             "ISF; reorders items in place: (pack_of, num_packs).");
+  module.def(
+      "look_ahead",
+      [](const Items<Id>& list, int64_t capacity, int64_t multiple, uint64_t seed,
+         const std::optional<Array<Id>>& to) {
+        return Pack<Id>(list, capacity, multiple, to,
+                        [&](const hbp::Item<Id>* data, int64_t num, Id* packs) {
+                          return hbp::LookAhead(data, num, capacity, multiple, seed, packs);
+                        });
+      },
+      items, py::arg("capacity"), py::arg("multiple"), py::arg("seed"), out,
+      "Packs filled almost exactly: (pack_of, num_packs).");
+  module.def("greedy_fill", GreedyFill<Id>, items, py::arg("multiple"),
+             py::arg("spaces").noconvert(), py::arg("first_pack"), pack_of,
+             "Fills spaces from the front of items, in place; returns how many were taken.");
+  module.def("count_by_pack", CountByPack<Id>, pack_of, py::arg("num_packs"),
+             "How many items each pack has.");
+  module.def("gather", Gather<Id>, items, pack_of, py::arg("starts").noconvert(),
+             "Ids by pack, pack p's from starts[p] on.");
+  module.def("sum_packs", SumPacks<Id>, items, pack_of, py::arg("num_packs"),
+             "int64 [packs, 3]: sequences, tokens, sum of squared lengths.");
+  module.def("split_packs", SplitPacks<Id>, items, pack_of, py::arg("chosen").noconvert(),
+             py::arg("num_packs"),
+             "Splits the chosen packs in two, in place; sums of the halves, int64 [2 chosen, 3].");
+  module.def("class_tokens", ClassTokens<Id>, items, pack_of, py::arg("group_of").noconvert(),
+             py::arg("num_groups"), py::arg("bins").noconvert(),
+             py::arg("source_of").noconvert() = py::none(), py::arg("num_sources") = 0,
+             "int64 [groups, classes]: tokens by group of packs and class of length and source.");
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Kernels of megatron_hbp; the doors to them are packing.py and balance.py.";
-  const char* best_fit = "Each sequence into the fullest pack that holds it: (order, offsets).";
-  Define<int32_t>(module, "best_fit", hbp::BestFit<int32_t>, best_fit);
-  Define<int64_t>(module, "best_fit", hbp::BestFit<int64_t>, best_fit);
-  const char* first_fit = "Each sequence into the first pack that holds it: (order, offsets).";
-  Define<int32_t>(module, "first_fit", hbp::FirstFit<int32_t>, first_fit);
-  Define<int64_t>(module, "first_fit", hbp::FirstFit<int64_t>, first_fit);
+  PYBIND11_NUMPY_DTYPE(hbp::Item<int32_t>, id, length);
+  PYBIND11_NUMPY_DTYPE(hbp::Item<int64_t>, id, length);
+  module.attr("ITEM32") = py::dtype::of<hbp::Item<int32_t>>();
+  module.attr("ITEM64") = py::dtype::of<hbp::Item<int64_t>>();
+  DefineForLengths<int32_t>(module);
+  DefineForLengths<int64_t>(module);
+  DefineShuffle<int32_t, int32_t>(module, "shuffled_by_level");
+  DefineShuffle<int64_t, int32_t>(module, "shuffled_by_level");
+  DefineShuffle<int32_t, int64_t>(module, "shuffled_by_level_wide");
+  DefineShuffle<int64_t, int64_t>(module, "shuffled_by_level_wide");
+  DefineForIds<int32_t>(module);
+  DefineForIds<int64_t>(module);
+  module.def("replica_order", ReplicaOrder, py::arg("costs").noconvert(),
+             py::arg("starts").noconvert(), py::arg("per_step"), py::arg("num_ranks"),
+             "Packs in the order of replicas that evens out every step.");
+  module.def("mixed_steps", MixedSteps, py::arg("deviations").noconvert(), py::arg("per_step"),
+             py::arg("seed"), "Micro-batches, step by step, each step close to the mixture.");
 }

@@ -1,156 +1,235 @@
 #include "packing.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <stdexcept>
-#include <string>
+#include <utility>
+
+#include "parallel.h"
+#include "random.h"
+#include "spaces.h"
 
 namespace hbp {
 namespace {
 
-// A set of integers 0 .. size - 1 that finds the smallest member at or above a number: a bit per
-// integer, and above every 64 bits one bit that says whether any of them is set.
-class SuccessorSet {
- public:
-  explicit SuccessorSet(int64_t size) {
-    do {
-      size = (size + 63) / 64;
-      layers_.emplace_back(static_cast<size_t>(size), 0);
-    } while (size > 1);
-  }
-
-  void Insert(int64_t member) {
-    for (auto& layer : layers_) {
-      layer[member >> 6] |= uint64_t{1} << (member & 63);
-      member >>= 6;
-    }
-  }
-
-  void Erase(int64_t member) {
-    for (auto& layer : layers_) {
-      if ((layer[member >> 6] &= ~(uint64_t{1} << (member & 63))) != 0) return;
-      member >>= 6;
-    }
-  }
-
-  // The smallest member >= from, or -1.
-  int64_t Next(int64_t from) const {
-    for (size_t depth = 0; depth < layers_.size(); ++depth) {
-      const auto& layer = layers_[depth];
-      const int64_t word = from >> 6;
-      if (word >= static_cast<int64_t>(layer.size())) return -1;
-      const uint64_t ahead = layer[word] & (~uint64_t{0} << (from & 63));
-      if (ahead != 0) return Descend(depth, (word << 6) + __builtin_ctzll(ahead));
-      from = word + 1;
-    }
-    return -1;
-  }
-
- private:
-  int64_t Descend(size_t depth, int64_t member) const {
-    while (depth > 0) {
-      --depth;
-      member = (member << 6) + __builtin_ctzll(layers_[depth][member]);
-    }
-    return member;
-  }
-
-  std::vector<std::vector<uint64_t>> layers_;
-};
-
-// The length of the sequence visited at a position; throws when it cannot be packed.
-template <typename Length>
-int64_t VisitedLength(const Length* seq_lens, int64_t sequence, int64_t num, int64_t capacity) {
-  if (sequence < 0 || sequence >= num) {
-    throw std::invalid_argument("visit holds " + std::to_string(sequence) +
-                                ", which is no index of seq_lens");
-  }
-  const int64_t length = seq_lens[sequence];
-  if (length < 1 || length > capacity) {
-    throw std::invalid_argument("sequence " + std::to_string(sequence) + " has " +
-                                std::to_string(length) + " tokens; it must be 1 to " +
-                                std::to_string(capacity));
-  }
-  return length;
+// The end of the run of items of one length that starts at `first`.
+template <typename Id>
+int64_t RunEnd(const Item<Id>* items, int64_t first, int64_t num) {
+  int64_t end = first + 1;
+  while (end < num && items[end].length == items[first].length) ++end;
+  return end;
 }
 
-// Turns "pack of each visited sequence" into Packs by a counting sort.
-Packs Gather(const std::vector<int64_t>& pack_of, const int64_t* visit, int64_t num_packs) {
-  Packs packs;
-  packs.offsets.assign(static_cast<size_t>(num_packs) + 1, 0);
-  for (const int64_t pack : pack_of) ++packs.offsets[pack + 1];
-  for (int64_t pack = 0; pack < num_packs; ++pack) {
-    packs.offsets[pack + 1] += packs.offsets[pack];
+// Places items into the packs of `spaces` and, numbered from num_packs on, into new ones; returns
+// how many packs there are then.
+template <typename Id, typename Spaces>
+Id PlaceBestFit(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multiple,
+                Id num_packs, Spaces* spaces, Id* pack_of) {
+  for (int64_t first = 0; first < num;) {
+    const int64_t charge = Charge(items[first], capacity, multiple);
+    const int64_t end = RunEnd(items, first, num);
+    while (first < end) {
+      int64_t space;
+      Id pack = spaces->Take(charge, &space);
+      if (pack < 0) {
+        pack = num_packs++;
+        space = capacity;
+      }
+      int64_t fitting = 1;
+      if (end - first > 1) fitting = std::min(end - first, space / charge);
+      space -= fitting * charge;
+      for (; fitting > 0; --fitting) pack_of[first++] = pack;
+      spaces->Put(pack, space);
+    }
   }
-  std::vector<int64_t> next(packs.offsets.begin(), packs.offsets.end() - 1);
-  packs.sequences.resize(pack_of.size());
-  for (size_t position = 0; position < pack_of.size(); ++position) {
-    packs.sequences[next[pack_of[position]]++] = visit[position];
+  return num_packs;
+}
+
+template <typename Id, typename Spaces>
+Id BestFitIn(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multiple,
+             bool in_streams, Id* pack_of) {
+  Spaces spaces(capacity);
+  if (!in_streams || num < kManyItems) {
+    return PlaceBestFit<Id>(items, num, capacity, multiple, 0, &spaces, pack_of);
   }
-  return packs;
+  const int64_t stream = num / 32 * 15;
+  Id num_packs[kHalves];
+  Buffer<int64_t> space[kHalves];
+  InHalves(num, [&](int half) {
+    Spaces own(capacity);
+    num_packs[half] = PlaceBestFit<Id>(items + half * stream, stream, capacity, multiple, 0, &own,
+                                       pack_of + half * stream);
+    space[half] = Buffer<int64_t>(num_packs[half]);
+    own.ForEach([&](Id pack, int64_t free) { space[half][pack] = free; });
+  });
+  for (int64_t i = stream; i < 2 * stream; ++i) pack_of[i] += num_packs[0];
+  Id both = 0;
+  for (const auto& half : space) {
+    for (const int64_t free : half) spaces.Put(both++, free);
+  }
+  return PlaceBestFit<Id>(items + 2 * stream, num - 2 * stream, capacity, multiple, both, &spaces,
+                          pack_of + 2 * stream);
 }
 
 }  // namespace
 
-template <typename Length>
-Packs BestFit(const Length* seq_lens, const int64_t* visit, int64_t num, int64_t capacity) {
-  constexpr int64_t kNone = -1;
-  SuccessorSet spaces(capacity + 1);                 // free tokens of packs that have room
-  std::vector<int64_t> newest(capacity + 1, kNone);  // by free tokens: the pack that came last
-  std::vector<int64_t> older;                        // by pack: the one that came before it
-  std::vector<int64_t> pack_of(static_cast<size_t>(num));
-  for (int64_t position = 0; position < num; ++position) {
-    const int64_t length = VisitedLength(seq_lens, visit[position], num, capacity);
-    int64_t space = spaces.Next(length);
-    int64_t pack;
-    if (space < 0) {
-      space = capacity;
-      pack = static_cast<int64_t>(older.size());
-      older.push_back(kNone);
-    } else {
-      pack = newest[space];
-      newest[space] = older[pack];
-      if (newest[space] == kNone) spaces.Erase(space);
-    }
-    pack_of[position] = pack;
-    space -= length;
-    if (space > 0) {
-      if (newest[space] == kNone) spaces.Insert(space);
-      older[pack] = newest[space];
-      newest[space] = pack;
-    }
+template <typename Id>
+Id BestFit(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multiple, bool in_streams,
+           Id* pack_of) {
+  if (!IsDense(capacity, num)) {
+    return BestFitIn<Id, SparseSpaces<Id>>(items, num, capacity, multiple, in_streams, pack_of);
   }
-  return Gather(pack_of, visit, static_cast<int64_t>(older.size()));
+  if (capacity < SuccessorSet<3>::kMostMembers) {
+    return BestFitIn<Id, DenseSpaces<Id, 3>>(items, num, capacity, multiple, in_streams, pack_of);
+  }
+  return BestFitIn<Id, DenseSpaces<Id, 6>>(items, num, capacity, multiple, in_streams, pack_of);
 }
 
-template <typename Length>
-Packs FirstFit(const Length* seq_lens, const int64_t* visit, int64_t num, int64_t capacity) {
+template <typename Id>
+Id FirstFit(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multiple, Id* pack_of) {
+  int64_t total = 0;
+  for (int64_t i = 0; i < num; ++i) total += Charge(items[i], capacity, multiple);
+  // All packs but one are more than half full, so there are never more than this.
+  const int64_t most_packs = std::min(num, 2 * (total / capacity) + 2);
   int64_t leaves = 1;
-  while (leaves < num) leaves *= 2;
-  // A tournament tree over the free tokens of num packs, all empty: node i has children 2i, 2i + 1.
-  std::vector<int64_t> space(static_cast<size_t>(2 * leaves), capacity);
-  std::vector<int64_t> pack_of(static_cast<size_t>(num));
-  int64_t num_packs = 0;
-  for (int64_t position = 0; position < num; ++position) {
-    const int64_t length = VisitedLength(seq_lens, visit[position], num, capacity);
-    int64_t node = 1;
-    while (node < leaves) {
-      node *= 2;
-      if (space[node] < length) ++node;
-    }
-    pack_of[position] = node - leaves;
-    num_packs = std::max(num_packs, node - leaves + 1);
-    space[node] -= length;
-    for (node /= 2; node >= 1; node /= 2) {
-      space[node] = std::max(space[2 * node], space[2 * node + 1]);
+  while (leaves < most_packs) leaves *= 2;
+  // A tournament tree over free tokens, all packs empty: node i has children 2i and 2i + 1.
+  std::vector<int32_t> space(static_cast<size_t>(2 * leaves), static_cast<int32_t>(capacity));
+  Id num_packs = 0;
+  for (int64_t first = 0; first < num;) {
+    const int64_t charge = RoundUp(items[first].length, multiple);
+    const int64_t end = RunEnd(items, first, num);
+    while (first < end) {
+      int64_t node = 1;
+      while (node < leaves) {
+        node *= 2;
+        if (space[node] < charge) ++node;
+      }
+      const auto pack = static_cast<Id>(node - leaves);
+      num_packs = std::max<Id>(num_packs, pack + 1);
+      const int64_t fitting = std::min<int64_t>(end - first, space[node] / charge);
+      space[node] -= static_cast<int32_t>(fitting * charge);
+      std::fill_n(pack_of + first, fitting, pack);
+      first += fitting;
+      for (node /= 2; node >= 1; node /= 2) {
+        space[node] = std::max(space[2 * node], space[2 * node + 1]);
+      }
     }
   }
-  return Gather(pack_of, visit, num_packs);
+  return num_packs;
 }
 
-template Packs BestFit<int32_t>(const int32_t*, const int64_t*, int64_t, int64_t);
-template Packs BestFit<int64_t>(const int64_t*, const int64_t*, int64_t, int64_t);
-template Packs FirstFit<int32_t>(const int32_t*, const int64_t*, int64_t, int64_t);
-template Packs FirstFit<int64_t>(const int64_t*, const int64_t*, int64_t, int64_t);
+template <typename Id>
+Id NextFit(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multiple, Id* pack_of) {
+  Id num_packs = 0;
+  int64_t space = 0;
+  for (int64_t i = 0; i < num; ++i) {
+    const int64_t charge = Charge(items[i], capacity, multiple);
+    if (charge > space) {
+      ++num_packs;
+      space = capacity;
+    }
+    space -= charge;
+    pack_of[i] = num_packs - 1;
+  }
+  return num_packs;
+}
+
+template <typename Id>
+Id IterativeSampling(Item<Id>* items, int64_t num, int64_t capacity, int64_t multiple,
+                     int64_t threshold, int64_t iterations, uint64_t seed, Id* pack_of) {
+  Id num_packs = 0;
+  Buffer<Item<Id>> rest(num);
+  Random random(seed);
+  int64_t done = 0;  // items before this are in packs that are kept
+  for (int64_t iteration = 1; done < num; ++iteration) {
+    const bool is_last = iteration >= iterations;
+    int64_t kept = done;
+    int64_t num_rest = 0;
+    int64_t first = done;
+    while (first < num) {
+      int64_t load = 0;
+      int64_t end = first;
+      for (; end < num; ++end) {
+        const int64_t charge = Charge(items[end], capacity, multiple);
+        if (load + charge > capacity) break;
+        load += charge;
+      }
+      if (load >= threshold || is_last) {
+        for (; first < end; ++first) {
+          items[kept] = items[first];
+          pack_of[kept++] = num_packs;
+        }
+        ++num_packs;
+      } else {
+        for (; first < end; ++first) rest[num_rest++] = items[first];
+      }
+    }
+    std::copy_n(rest.data(), num_rest, items + kept);
+    done = kept;
+    for (int64_t last = num_rest - 1; last > 0; --last) {
+      std::swap(items[done + last], items[done + random.Below(last + 1)]);
+    }
+  }
+  return num_packs;
+}
+
+namespace {
+
+// By half of the items: how many each pack has.
+template <typename Id>
+void CountHalves(const Id* pack_of, int64_t num, int64_t num_packs,
+                 std::vector<int64_t> (&counts)[kHalves]) {
+  InHalves(num, [&](int half) {
+    std::vector<int64_t> here(static_cast<size_t>(num_packs), 0);
+    const int64_t end = HalfStart(num, half + 1);
+    for (int64_t i = HalfStart(num, half); i < end; ++i) ++here[pack_of[i]];
+    counts[half] = std::move(here);
+  });
+}
+
+}  // namespace
+
+template <typename Id>
+std::vector<int64_t> CountByPack(const Id* pack_of, int64_t num, int64_t num_packs) {
+  std::vector<int64_t> counts[kHalves];
+  CountHalves(pack_of, num, num_packs, counts);
+  for (int64_t pack = 0; pack < num_packs; ++pack) counts[0][pack] += counts[1][pack];
+  return std::move(counts[0]);
+}
+
+template <typename Id>
+Buffer<Id> Gather(const Item<Id>* items, const Id* pack_of, int64_t num, const int64_t* starts,
+                  int64_t num_packs) {
+  // The second half of the items starts in each pack where the first one ends.
+  std::vector<int64_t> next[kHalves];
+  CountHalves(pack_of, num, num_packs, next);
+  for (int64_t pack = 0; pack < num_packs; ++pack) {
+    const int64_t middle = starts[pack] + next[0][pack];
+    if (starts[pack] < 0 || middle + next[1][pack] > num) {
+      throw std::invalid_argument("starts must leave room for every pack");
+    }
+    next[0][pack] = starts[pack];
+    next[1][pack] = middle;
+  }
+  Buffer<Id> ids(num);
+  InHalves(num, [&](int half) {
+    int64_t* place = next[half].data();
+    const int64_t end = HalfStart(num, half + 1);
+    for (int64_t i = HalfStart(num, half); i < end; ++i) ids[place[pack_of[i]]++] = items[i].id;
+  });
+  return ids;
+}
+
+#define HBP_INSTANTIATE(Id)                                                                       \
+  template Id BestFit(const Item<Id>*, int64_t, int64_t, int64_t, bool, Id*);                     \
+  template Id FirstFit(const Item<Id>*, int64_t, int64_t, int64_t, Id*);                          \
+  template Id NextFit(const Item<Id>*, int64_t, int64_t, int64_t, Id*);                           \
+  template Id IterativeSampling(Item<Id>*, int64_t, int64_t, int64_t, int64_t, int64_t, uint64_t, \
+                                Id*);                                                             \
+  template Buffer<Id> Gather(const Item<Id>*, const Id*, int64_t, const int64_t*, int64_t);       \
+  template std::vector<int64_t> CountByPack(const Id*, int64_t, int64_t);
+HBP_INSTANTIATE(int32_t)
+HBP_INSTANTIATE(int64_t)
+#undef HBP_INSTANTIATE
 
 }  // namespace hbp

@@ -24,8 +24,14 @@ def audit_plan(plan: "Plan", seq_lens: np.ndarray | None = None) -> list[str]:
 
 
 def array_hash(array: np.ndarray) -> str:
-    """SHA-256 of integer values: equal for int32 and int64 arrays of equal values."""
-    return hashlib.sha256(np.ascontiguousarray(array, dtype="<i8").data).hexdigest()
+    """SHA-256 of integer values: equal for int32 and int64 arrays of equal values.
+
+    Values that fit are hashed as int32, half the bytes of int64.
+    """
+    small = len(array) == 0 or (array.min() >= -(2**31) and array.max() < 2**31)
+    return hashlib.sha256(
+        np.ascontiguousarray(array, dtype="<i4" if small else "<i8").data
+    ).hexdigest()
 
 
 def _shape_problems(plan: "Plan") -> list[str]:

@@ -26,12 +26,13 @@ import numpy as np
 from megatron_hbp import metrics as metrics_module
 from megatron_hbp.alignment import Alignment
 from megatron_hbp.audit import audit_plan
+from megatron_hbp.cost import PackCost
 from megatron_hbp.level import Level
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
-DROP_OVERLONG, DROP_UNTRAINABLE, DROP_EMPTY = range(3)
-DROP_REASONS = ("over-long", "no trainable token", "empty")
+DROP_OVERLONG, DROP_UNTRAINABLE, DROP_EMPTY, DROP_WEIGHTLESS = range(4)
+DROP_REASONS = ("over-long", "no trainable token", "empty", "weight 0")
 
 _ARRAYS = (
     "seq_lens",
@@ -60,6 +61,8 @@ class Plan:
     epoch_offsets: int64 [epochs + 1] into steps.
     dropped_ids, truncated_ids: int64, ascending. dropped_reason: int8, index into DROP_REASONS.
     source_ids: int32 [num_sequences] or None, the domain of each input sequence.
+    source_weights: how often an epoch takes a sequence of each source (None: once), see weights.py.
+    cost: what packs were balanced by (None: attention).
     tokens_in: tokens of the input; tokens_truncated, tokens_dropped: those not kept.
     seq_lens_hash, first_trained_hash: SHA-256 of the planner's inputs; corpus_hash: of the corpus.
     """
@@ -68,11 +71,14 @@ class Plan:
     num_ranks: int
     num_microbatches: int
     num_stages: int
+    num_virtual_stages: int = 1
     seed: int
     packer: str
     mixing: str
+    max_mixing: float = 0.0
     curriculum_steps: int
     overlong: str
+    cost: PackCost | None = None
     alignment: Alignment
     tokens_in: int
     tokens_dropped: int
@@ -89,6 +95,7 @@ class Plan:
     dropped_reason: np.ndarray
     truncated_ids: np.ndarray
     source_ids: np.ndarray | None = None
+    source_weights: tuple[float, ...] | None = None
     corpus_hash: str | None = None
     corpus_path: str | None = None
 
@@ -238,6 +245,10 @@ class Plan:
                 settings["alignment"]["budget_multiple"],
                 tuple(settings["alignment"]["document_multiples"]),
             )
+            if settings["cost"] is not None:
+                settings["cost"] = PackCost(**settings["cost"])
+            if settings["source_weights"] is not None:
+                settings["source_weights"] = tuple(settings["source_weights"])
             arrays = {
                 name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
                 for name in _ARRAYS
@@ -268,6 +279,7 @@ class Plan:
         }
         settings["levels"] = [str(level) for level in self.levels]
         settings["alignment"] = dataclasses.asdict(self.alignment)
+        settings["cost"] = None if self.cost is None else dataclasses.asdict(self.cost)
         return settings
 
 

@@ -1,26 +1,34 @@
-"""The steps of one epoch: levels in a step, curriculum, order.
+"""The steps of one epoch: micro-batches, curriculum, order.
 
-Guarantees (asserted by tests/unit/test_planner.py):
+Guarantees (asserted by tests/unit/test_schedule.py and tests/unit/test_planner.py):
 - every micro-batch is in exactly one step;
 - steps do not come in order of length or level: any run of steps holds all kinds of them, and all
   levels are exhausted together;
 - no step consists of fillers only.
+Which micro-batches share a step is decided in mixing.py.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from megatron_hbp.balance import attention_costs, neighbours, replica_order, whole_units
-from megatron_hbp.packing import Packs, offsets_of, pack_levels
+from megatron_hbp import _C
+from megatron_hbp.balance import neighbours, replica_order, whole_units
+from megatron_hbp.cost import ATTENTION, DENSE_8B_H100, PackCost
+from megatron_hbp.metrics import LENGTH_BINS
+from megatron_hbp.mixing import MicrobatchKinds, group_into_steps
+from megatron_hbp.packing import LevelPacks, offsets_of, pack_levels
+from megatron_hbp.randomness import mix_seed, permutation, random_words
 
 
 @dataclass(frozen=True)
 class Shape:
     """The settings that an epoch needs. pack_lens, cp_sizes, multiples: int64 [levels].
 
-    one_level: a step holds one level only. alike: its micro-batches are neighbours by cost, for
-    pipelines.
+    one_level: a step holds one level only. alike: its micro-batches take about the same time, for
+    pipelines. max_mixing: 0, or the mixing ratio that `alike` may not exceed. cost: what balances
+    packs and predicts times (None: attention, and a dense 8B model's times). source_of: int32
+    [sequences] or None, with num_sources sources.
     """
 
     pack_lens: np.ndarray
@@ -28,8 +36,14 @@ class Shape:
     multiples: np.ndarray
     num_ranks: int
     num_microbatches: int
+    num_stages: int
+    num_virtual_stages: int
     one_level: bool
     alike: bool
+    max_mixing: float
+    cost: PackCost | None
+    source_of: np.ndarray | None
+    num_sources: int
 
     def limits(self) -> np.ndarray:
         """int64 [levels]: the longest sequence of each level."""
@@ -39,102 +53,140 @@ class Shape:
         """The longest sequence of any level."""
         return int(self.limits().max())
 
+    def replicas(self) -> np.ndarray:
+        """int64 [levels]: packs of a micro-batch."""
+        return self.num_ranks // self.cp_sizes
+
 
 @dataclass(frozen=True)
 class Epoch:
-    """packs: in training order. levels: int64 [micro-batches]."""
+    """sequence_ids, in training order. pack_counts: int64 [packs]. levels: int64 [micro-batches]."""
 
-    packs: Packs
+    sequence_ids: np.ndarray
+    pack_counts: np.ndarray
     levels: np.ndarray
 
 
 def plan_epoch(
-    lens: np.ndarray, shape: Shape, packer: str, curriculum_steps: int, rng: np.random.Generator
+    seq_lens: np.ndarray,
+    shape: Shape,
+    *,
+    packer: str,
+    curriculum_steps: int,
+    seed: int,
+    chosen: np.ndarray | None = None,
 ) -> tuple[Epoch, int]:
     """One epoch, and how many of curriculum_steps it begins with: all, or as many as it can.
 
-    lens: int64 [n], kept tokens, 0 for a dropped sequence.
+    seq_lens: int32|int64 [n], kept tokens, 0 for a dropped sequence. chosen: the ids of the epoch,
+    repeats allowed (None: each kept sequence once).
     """
-    limits = np.maximum.accumulate(shape.limits())
-    groups = np.where(lens > 0, np.searchsorted(limits, lens), -1)
-    packs = pack_levels(
-        lens,
-        groups,
-        pack_lens=shape.pack_lens,
-        cp_sizes=shape.cp_sizes,
-        multiples=shape.multiples,
-        packer=packer,
-        rng=rng,
-    )
-    replicas = shape.num_ranks // shape.cp_sizes
-    packs = whole_units(
-        packs,
-        lens,
-        pack_lens=shape.pack_lens,
-        multiples=shape.multiples,
-        units=replicas * (shape.num_microbatches if shape.one_level else 1),
-        units_together=1 if shape.one_level else shape.num_microbatches,
-    )
-    packs = [neighbours(level_packs, lens) for level_packs in packs]
-    num_packs = np.array([len(level_packs) for level_packs in packs])
-    levels = np.repeat(np.arange(len(packs)), num_packs // replicas)
-    together = packs[0]
-    for level_packs in packs[1:]:
-        together = together.joined(level_packs)
-    starts = offsets_of(replicas[levels])  # the first pack of each micro-batch
-    tokens = np.add.reduceat(together.sums(lens), starts[:-1])
-    is_cp1 = shape.cp_sizes == 1
-    # a level has whole steps when a step holds one level, so this count is right for both modes
-    most_early = int(np.count_nonzero(is_cp1[levels])) // shape.num_microbatches
+    packs = whole_packs(seq_lens, shape, packer, seed, chosen)
+    cp_of = shape.cp_sizes[packs.levels]
+    costs = (shape.cost or ATTENTION).per_rank(*packs.sums.T, cp_of)
+    order = neighbours(costs, packs.levels)
+    kinds, starts = _microbatches(packs, order, shape)
+    most_early = int(np.count_nonzero(shape.cp_sizes[kinds.levels] == 1)) // shape.num_microbatches
     early = min(curriculum_steps, most_early)
-    steps = steps_of_epoch(
-        levels,
-        tokens,
-        np.diff(together.offsets[starts]),
-        is_cp1=is_cp1,
-        shape=shape,
-        curriculum_steps=early,
-        rng=rng,
+    steps = _steps(kinds, shape, early, mix_seed(seed, 2))
+
+    # packs in training order: micro-batch by micro-batch, replica by replica
+    microbatches = steps.ravel()
+    replicas = shape.replicas()[kinds.levels[microbatches]]
+    new_starts = offsets_of(replicas)
+    shift = np.repeat(starts[microbatches] - new_starts[:-1], replicas)
+    order = order[np.arange(len(order)) + shift]
+    order = order[replica_order(costs[order], new_starts, shape.num_microbatches, shape.num_ranks)]
+    counts = packs.sums[order, 0]
+    first = np.empty(len(order), dtype=np.int64)
+    first[order] = offsets_of(counts)[:-1]
+    ids = _C.gather(packs.items, packs.pack_of, first)
+    return Epoch(ids, counts, kinds.levels[microbatches]), early
+
+
+def whole_packs(
+    seq_lens: np.ndarray, shape: Shape, packer: str, seed: int, chosen: np.ndarray | None
+) -> LevelPacks:
+    """Packs of one epoch in whole micro-batches, or in whole steps where a step has one level."""
+    units = shape.replicas() * (shape.num_microbatches if shape.one_level else 1)
+    packs = pack_levels(
+        seq_lens,
+        pack_lens=shape.pack_lens,
+        multiples=shape.multiples,
+        units=units,
+        packer=packer,
+        seed=mix_seed(seed, 1),
+        chosen=chosen,
     )
-    order = _pack_order(steps, starts, attention_costs(together, lens), shape, levels)
-    return Epoch(together.select(order), levels[steps.ravel()]), early
+    return whole_units(
+        packs,
+        units=units,
+        units_together=1 if shape.one_level else shape.num_microbatches,
+        cost=shape.cost or ATTENTION,
+    )
 
 
-def steps_of_epoch(
-    levels: np.ndarray,
-    tokens: np.ndarray,
-    num_sequences: np.ndarray,
-    *,
-    is_cp1: np.ndarray,
-    shape: Shape,
-    curriculum_steps: int,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """Orders the micro-batches of one epoch into steps.
+def _microbatches(
+    packs: LevelPacks, order: np.ndarray, shape: Shape
+) -> tuple[MicrobatchKinds, np.ndarray]:
+    """Cuts packs, sorted by level and cost, into micro-batches; where in `order` each starts."""
+    replicas = shape.replicas()
+    num_packs = np.bincount(packs.levels, minlength=len(replicas))
+    levels = np.repeat(np.arange(len(replicas)), num_packs // replicas)
+    starts = offsets_of(replicas[levels])
+    group_of = np.empty(len(order), dtype=np.int32)
+    group_of[order] = np.repeat(np.arange(len(levels)), replicas[levels])
+    class_tokens = _C.class_tokens(
+        packs.items,
+        packs.pack_of,
+        group_of,
+        len(levels),
+        np.array(LENGTH_BINS, dtype=np.int64),
+        shape.source_of,
+        shape.num_sources,
+    )
+    counts, tokens, squares = packs.sums[order].T
+    times = (shape.cost or DENSE_8B_H100).per_rank(
+        counts, tokens, squares, shape.cp_sizes[packs.levels[order]]
+    )
+    kinds = MicrobatchKinds(
+        levels=levels,
+        class_tokens=class_tokens,
+        num_length_classes=len(LENGTH_BINS) + 1,
+        num_sequences=np.add.reduceat(counts, starts[:-1]),
+        times=np.maximum.reduceat(times, starts[:-1]),
+        lens=packs.items["length"],
+    )
+    return kinds, starts[:-1]
 
-    levels: int [T], level of each micro-batch, ascending; inside a level by ascending cost.
-    tokens, num_sequences: int64 [T], what each holds. is_cp1: bool [levels].
-    curriculum_steps: how many steps at the start hold CP 1 levels only, as many as there can be or
-    fewer. Returns int64 [T / num_microbatches, num_microbatches].
+
+def _steps(kinds: MicrobatchKinds, shape: Shape, early_steps: int, seed: int) -> np.ndarray:
+    """int64 [steps, num_microbatches]: which micro-batches share a step, in training order.
+
+    early_steps: how many steps at the start hold CP 1 levels only, as many as there can be or less.
     """
-    if shape.one_level:
-        steps = np.concatenate(
-            [
-                _into_steps(np.flatnonzero(levels == level), shape, rng)
-                for level in np.unique(levels)
-            ]
+    everything = np.arange(len(kinds.levels))
+    early = _evenly(
+        np.flatnonzero(shape.cp_sizes[kinds.levels] == 1), early_steps * shape.num_microbatches
+    )
+    late = np.delete(everything, early)
+    parts = []
+    for turn, part in enumerate((early, late)):
+        steps = group_into_steps(
+            kinds,
+            part,
+            num_microbatches=shape.num_microbatches,
+            bubble=(shape.num_stages - 1) / shape.num_virtual_stages,
+            one_level=shape.one_level,
+            alike=shape.alike,
+            max_mixing=shape.max_mixing,
+            seed=mix_seed(seed, turn),
         )
-        early = _evenly(np.flatnonzero(is_cp1[levels[steps[:, 0]]]), curriculum_steps)
-        parts = [steps[early], np.delete(steps, early, axis=0)]
-    else:
-        cp1 = np.flatnonzero(is_cp1[levels])
-        early = _evenly(cp1, curriculum_steps * shape.num_microbatches)
-        late = np.setdiff1d(np.arange(len(levels)), early)
-        parts = [_into_steps(part, shape, rng) for part in (early, late)]
-    return np.concatenate([_mixed(part, levels, tokens, num_sequences, rng) for part in parts])
+        parts.append(steps[_mixed(kinds, steps, mix_seed(seed, turn, 1))])
+    return np.concatenate(parts)
 
 
-def deal(num_items: int, num_hands: int, rng: np.random.Generator) -> np.ndarray:
+def deal(num_items: int, num_hands: int, seed: int) -> np.ndarray:
     """int64 [num_items]: the hand that each item of a sorted row is dealt to.
 
     Every num_hands neighbours go to different hands, at random, so that each hand holds the whole
@@ -143,51 +195,24 @@ def deal(num_items: int, num_hands: int, rng: np.random.Generator) -> np.ndarray
     if num_hands == 0:
         return np.empty(0, dtype=np.int64)
     num_rounds, num_rest = divmod(num_items, num_hands)
-    rounds = rng.permuted(np.tile(np.arange(num_hands), (num_rounds + 1, 1)), axis=1)
+    words = random_words(seed, (num_rounds + 1) * num_hands).reshape(num_rounds + 1, num_hands)
+    rounds = np.argsort(words, axis=1, kind="stable")
     low, high = rounds[: num_rounds // 2], rounds[num_rounds // 2 + 1 :]
     return np.concatenate([low.ravel(), rounds[num_rounds // 2, :num_rest], high.ravel()])
 
 
-def _into_steps(microbatches: np.ndarray, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-    """int64 [steps, num_microbatches]: neighbours if alike, else each holds the whole range."""
-    num_steps = len(microbatches) // shape.num_microbatches
-    if not (shape.one_level and shape.alike):
-        step = deal(len(microbatches), num_steps, rng)
-        microbatches = microbatches[np.argsort(step, kind="stable")]
-    return microbatches.reshape(num_steps, shape.num_microbatches)
+def _mixed(kinds: MicrobatchKinds, steps: np.ndarray, seed: int) -> np.ndarray:
+    """int64 [steps]: the steps in an order in which any run of about sqrt(steps) holds all kinds.
 
-
-def _mixed(
-    steps: np.ndarray,
-    levels: np.ndarray,
-    tokens: np.ndarray,
-    num_sequences: np.ndarray,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """Shuffles steps so that any run of about sqrt(steps) of them holds all kinds.
-
-    A step's kind is its lowest level, then its mean sequence length.
+    A step's kind is its levels, then its mean sequence length.
     """
-    mean_len = tokens[steps].sum(axis=1) / num_sequences[steps].sum(axis=1)
-    by_kind = steps[np.lexsort((mean_len, levels[steps].min(axis=1)))]
-    turn = deal(len(steps), max(1, round(len(steps) ** 0.5)), rng)
-    return by_kind[np.lexsort((rng.random(len(steps)), turn))]
+    tokens = kinds.tokens()[steps].sum(axis=1)
+    mean_len = tokens / kinds.num_sequences[steps].sum(axis=1)
+    by_kind = np.lexsort((mean_len, kinds.levels[steps].sum(axis=1)))
+    turn = deal(len(steps), max(1, round(len(steps) ** 0.5)), seed)
+    return by_kind[np.lexsort((permutation(mix_seed(seed), len(steps)), turn))]
 
 
 def _evenly(items: np.ndarray, num: int) -> np.ndarray:
     """`num` of the items, evenly spaced."""
     return items[np.arange(num) * len(items) // max(num, 1)]
-
-
-def _pack_order(
-    steps: np.ndarray, starts: np.ndarray, costs: np.ndarray, shape: Shape, levels: np.ndarray
-) -> np.ndarray:
-    """int64 [packs]: the packs in training order, replica by replica inside each micro-batch."""
-    order = []
-    for step in steps:
-        rank_costs = np.zeros(shape.num_ranks)
-        for microbatch in step:
-            first, end = starts[microbatch], starts[microbatch + 1]
-            rank_cost = costs[first:end] / shape.cp_sizes[levels[microbatch]]
-            order.append(first + replica_order(rank_cost, rank_costs))
-    return np.concatenate(order)

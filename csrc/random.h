@@ -1,0 +1,37 @@
+// The only source of randomness in a plan: splitmix64 (Steele, Lea, Flood: "Fast splittable
+// pseudorandom number generators", 2014), the same numbers on every machine.
+
+#ifndef HBP_RANDOM_H_
+#define HBP_RANDOM_H_
+
+#include <cstdint>
+
+namespace hbp {
+
+constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
+
+// The output of splitmix64 at `state`.
+inline uint64_t Mix(uint64_t state) {
+  state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9;
+  state = (state ^ (state >> 27)) * 0x94D049BB133111EB;
+  return state ^ (state >> 31);
+}
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+
+  uint64_t Next() { return Mix(state_ += kGolden); }
+
+  // A number below `bound`, 1 <= bound < 2^63. Its bias is below bound / 2^64.
+  int64_t Below(int64_t bound) {
+    return static_cast<int64_t>((static_cast<unsigned __int128>(Next()) * bound) >> 64);
+  }
+
+ private:
+  uint64_t state_;
+};
+
+}  // namespace hbp
+
+#endif  // HBP_RANDOM_H_
