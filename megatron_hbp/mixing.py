@@ -20,6 +20,8 @@ from megatron_hbp.randomness import mix_seed
 
 # How much longer the last micro-batch of a band may take than the first, tried from left to right.
 _WIDTHS = (0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, np.inf)
+# Sources beyond this many are one class: those with the fewest tokens.
+_MOST_SOURCE_CLASSES = 64
 # Without a bound on mixing: how much longer than the fastest grouping the chosen one may take.
 _TIME_TOLERANCE = 0.01
 
@@ -144,3 +146,18 @@ def _random_distance(kinds: MicrobatchKinds, num_steps: int) -> float:
     shares, spread = tokens / total, squares / total  # spread: p m
     variances = (1 - shares) ** 2 * spread + shares**2 * (spread.sum() - spread)
     return float(num_steps * np.sqrt(2 / np.pi * variances * total / num_steps).sum())
+
+
+def source_classes(
+    seq_lens: np.ndarray, source_ids: np.ndarray | None
+) -> tuple[np.ndarray | None, int]:
+    """int32 [n] classes to mix by and how many: the largest sources, the others as one."""
+    if source_ids is None or len(source_ids) == 0:
+        return None, 0
+    names, classes = np.unique(source_ids, return_inverse=True)
+    if len(names) > _MOST_SOURCE_CLASSES:
+        tokens = np.bincount(classes, weights=seq_lens)
+        rank = np.empty(len(names), dtype=np.int64)
+        rank[np.argsort(-tokens, kind="stable")] = np.arange(len(names))
+        classes = np.minimum(rank, _MOST_SOURCE_CLASSES - 1)[classes]
+    return classes.astype(np.int32), min(len(names), _MOST_SOURCE_CLASSES)

@@ -25,10 +25,11 @@ from megatron_hbp.randomness import mix_seed, permutation, random_words
 class Shape:
     """The settings that an epoch needs. pack_lens, cp_sizes, multiples: int64 [levels].
 
-    one_level: a step holds one level only. alike: its micro-batches take about the same time, for
-    pipelines. max_mixing: 0, or the mixing ratio that `alike` may not exceed. cost: what balances
-    packs and predicts times (None: attention, and a dense 8B model's times). source_of: int32
-    [sequences] or None, with num_sources sources.
+    num_microbatches: of a step; 0 for one step of as many as it takes. one_level: a step holds one
+    level only. alike: its micro-batches take about the same time, for pipelines. max_mixing: 0, or
+    the mixing ratio that `alike` may not exceed. cost: what balances packs and predicts times
+    (None: attention, and the times of a dense 8B model). source_of: int32 [sequences] or None, with
+    num_sources sources.
     """
 
     pack_lens: np.ndarray
@@ -60,7 +61,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Epoch:
-    """sequence_ids, in training order. pack_counts: int64 [packs]. levels: int64 [micro-batches]."""
+    """sequence_ids: in training order. pack_counts: int64 [packs]. levels: int64 [microbatches]."""
 
     sequence_ids: np.ndarray
     pack_counts: np.ndarray
@@ -86,9 +87,13 @@ def plan_epoch(
     costs = (shape.cost or ATTENTION).per_rank(*packs.sums.T, cp_of)
     order = neighbours(costs, packs.levels)
     kinds, starts = _microbatches(packs, order, shape)
-    most_early = int(np.count_nonzero(shape.cp_sizes[kinds.levels] == 1)) // shape.num_microbatches
-    early = min(curriculum_steps, most_early)
-    steps = _steps(kinds, shape, early, mix_seed(seed, 2))
+    early = 0
+    if shape.num_microbatches == 0:
+        steps = np.argsort(-kinds.times, kind="stable")[None]
+    else:
+        num_cp1 = int(np.count_nonzero(shape.cp_sizes[kinds.levels] == 1))
+        early = min(curriculum_steps, num_cp1 // shape.num_microbatches)
+        steps = _steps(kinds, shape, early, mix_seed(seed, 2))
 
     # packs in training order: micro-batch by micro-batch, replica by replica
     microbatches = steps.ravel()
@@ -96,7 +101,7 @@ def plan_epoch(
     new_starts = offsets_of(replicas)
     shift = np.repeat(starts[microbatches] - new_starts[:-1], replicas)
     order = order[np.arange(len(order)) + shift]
-    order = order[replica_order(costs[order], new_starts, shape.num_microbatches, shape.num_ranks)]
+    order = order[replica_order(costs[order], new_starts, steps.shape[1], shape.num_ranks)]
     counts = packs.sums[order, 0]
     first = np.empty(len(order), dtype=np.int64)
     first[order] = offsets_of(counts)[:-1]
@@ -121,7 +126,7 @@ def whole_packs(
     return whole_units(
         packs,
         units=units,
-        units_together=1 if shape.one_level else shape.num_microbatches,
+        units_together=1 if shape.one_level else max(1, shape.num_microbatches),
         cost=shape.cost or ATTENTION,
     )
 
