@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
@@ -29,12 +30,14 @@ using Array = py::array_t<T, py::array::c_style>;
 template <typename Id>
 using Items = Array<hbp::Item<Id>>;
 
-void Require(bool condition, const std::string& rule) {
+void Require(bool condition, const char* rule) {
   if (!condition) throw std::invalid_argument(rule);
 }
 
 void RequireVector(const py::array& array, const char* name) {
-  Require(array.ndim() == 1, std::string(name) + " must be one-dimensional");
+  if (array.ndim() != 1) {
+    throw std::invalid_argument(std::string(name) + " must be one-dimensional");
+  }
 }
 
 // Gives a buffer's memory to NumPy.
@@ -52,7 +55,7 @@ Array<T> ToArray(const std::vector<T>& values) {
 
 void CheckCapacity(int64_t capacity, int64_t multiple) {
   Require(capacity >= 1 && capacity <= INT32_MAX, "capacity must be 1 to 2147483647 tokens");
-  Require(multiple >= 1, "multiple must be at least 1");
+  Require(multiple >= 1 && multiple <= INT32_MAX, "multiple must be 1 to 2147483647 tokens");
 }
 
 // Items in packs 0 .. num_packs - 1, a pack for each item.
@@ -151,6 +154,9 @@ int64_t GreedyFill(Items<Id>& items, int64_t multiple, Array<int64_t>& spaces, i
   CheckCapacity(1, multiple);
   hbp::Item<Id>* data = items.mutable_data();
   int64_t* free = spaces.mutable_data();
+  for (py::ssize_t pack = 0; pack < spaces.size(); ++pack) {
+    Require(free[pack] >= 0 && free[pack] <= INT32_MAX, "spaces must be 0 to 2147483647 tokens");
+  }
   Id* packs = pack_of.mutable_data();
   const int64_t num = items.size();
   const int64_t num_packs = spaces.size();
@@ -229,6 +235,7 @@ Array<int64_t> ClassTokens(const Items<Id>& items, const Array<Id>& pack_of,
   RequireVector(group_of, "group_of");
   RequireVector(bins, "bins");
   CheckPacks(items, pack_of, group_of.size());
+  Require(num_groups >= 0 && num_sources >= 0, "num_groups and num_sources must be at least 0");
   for (py::ssize_t pack = 0; pack < group_of.size(); ++pack) {
     Require(group_of.at(pack) >= 0 && group_of.at(pack) < num_groups, "group_of must name groups");
   }
@@ -262,6 +269,9 @@ Array<int64_t> ReplicaOrder(const Array<double>& costs, const Array<int64_t>& st
     const int64_t replicas = starts.at(i) - starts.at(i - 1);
     Require(replicas >= 1 && num_ranks % replicas == 0, "replicas must divide the ranks");
   }
+  for (py::ssize_t pack = 0; pack < costs.size(); ++pack) {
+    Require(std::isfinite(costs.at(pack)), "costs must be finite");
+  }
   hbp::Buffer<int64_t> order;
   {
     py::gil_scoped_release release;
@@ -274,6 +284,12 @@ Array<int64_t> MixedSteps(const Array<int64_t>& deviations, int64_t per_step, ui
   Require(deviations.ndim() == 2, "deviations must be two-dimensional");
   Require(per_step >= 1 && deviations.shape(0) % per_step == 0,
           "per_step must divide the micro-batches");
+  // Eight norms of a step's sum are added up in 64 bits.
+  const int64_t most = INT64_MAX / 8 / per_step / std::max<int64_t>(deviations.shape(1), 1);
+  for (const int64_t* value = deviations.data(); value != deviations.data() + deviations.size();
+       ++value) {
+    Require(*value >= -most && *value <= most, "deviations are too large for 64-bit sums");
+  }
   hbp::Buffer<int64_t> steps;
   {
     py::gil_scoped_release release;
@@ -288,15 +304,15 @@ py::tuple Survey(const Array<Length>& seq_lens) {
   RequireVector(seq_lens, "seq_lens");
   int64_t least = INT64_MAX;
   int64_t most = INT64_MIN;
-  int64_t total = 0;
+  uint64_t total = 0;  // wraps where lengths are absurd
   const Length* lengths = seq_lens.data();
   for (py::ssize_t i = 0; i < seq_lens.size(); ++i) {
     const int64_t length = lengths[i];
     least = std::min(least, length);
     most = std::max(most, length);
-    total += length;
+    total += static_cast<uint64_t>(length);
   }
-  return py::make_tuple(least, most, total);
+  return py::make_tuple(least, most, static_cast<int64_t>(total));
 }
 
 template <typename Length>

@@ -204,10 +204,10 @@ Buffer<Id> Gather(const Item<Id>* items, const Id* pack_of, int64_t num, const i
   std::vector<int64_t> next[kHalves];
   CountHalves(pack_of, num, num_packs, next);
   for (int64_t pack = 0; pack < num_packs; ++pack) {
-    const int64_t middle = starts[pack] + next[0][pack];
-    if (starts[pack] < 0 || middle + next[1][pack] > num) {
+    if (starts[pack] < 0 || starts[pack] > num - next[0][pack] - next[1][pack]) {
       throw std::invalid_argument("starts must leave room for every pack");
     }
+    const int64_t middle = starts[pack] + next[0][pack];
     next[0][pack] = starts[pack];
     next[1][pack] = middle;
   }

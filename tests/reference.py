@@ -1,55 +1,388 @@
-"""Slow and obvious versions of the kernels: the same packs, found by looking at every pack."""
+"""Slow and obvious versions of every kernel in csrc/: lists, loops, a look at every pack.
 
-import numpy as np
+Items are pairs (id, length). A kernel that takes `multiple` charges lengths rounded up to it. What
+the headers of csrc/ leave open is said here, in the docstring of the function concerned.
+"""
+
+from bisect import bisect_left, bisect_right
+
+MASK = 2**64 - 1
+GOLDEN = 0x9E3779B97F4A7C15
+MANY_ITEMS = 1 << 16  # from here on best_fit may pack two streams
+WINDOW = 256  # how far greedy_fill looks
+PAIRS = 8  # how many pairs look_ahead tries
+DRAWS = 8  # how many times it draws until it meets a sequence that is there
+CANDIDATES = 32  # how many open steps mixed_steps looks at
+SWAPS = 32  # how many swaps it tries for each micro-batch
 
 
-def best_fit(seq_lens, visit, capacity):
-    """Each sequence into the fullest pack that holds it; of equals the one that changed last."""
-    packs, spaces, changed = [], [], []
-    for turn, sequence in enumerate(visit):
+def mix(state):
+    """The output of splitmix64 at `state`."""
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB & MASK
+    return state ^ (state >> 31)
+
+
+class Random:
+    """splitmix64."""
+
+    def __init__(self, seed):
+        self.state = seed & MASK
+
+    def next(self):
+        self.state = (self.state + GOLDEN) & MASK
+        return mix(self.state)
+
+    def below(self, bound):
+        return self.next() * bound >> 64
+
+    def shuffle(self, values):
+        """In place, from the last value to the second: each changes places with one up to it."""
+        for last in range(len(values) - 1, 0, -1):
+            other = self.below(last + 1)
+            values[last], values[other] = values[other], values[last]
+
+
+def charge(length, multiple):
+    return -(-length // multiple) * multiple
+
+
+def shuffled_by_level(seq_lens, limits, seed, chosen=None):
+    """(items, starts): sequences by level, the longest level first, each level in random order.
+
+    Place i of the input has 16 random bits, which choose a bucket of its level by their upper bits:
+    1 bucket for up to 4096 sequences of the level, else 2, 4, ... up to 2048, until a bucket has
+    4096 on average. A bucket lists its sequences by place and is then shuffled, with a seed made of
+    its number; buckets are numbered through all levels, the longest level first.
+    """
+    by_level = [[] for _ in limits]
+    for place, sequence in enumerate(range(len(seq_lens)) if chosen is None else chosen):
         length = int(seq_lens[sequence])
-        fitting = [p for p in range(len(packs)) if spaces[p] >= length]
-        if fitting:
-            pack = min(fitting, key=lambda p: (spaces[p], -changed[p]))
-        else:
-            pack = len(packs)
-            packs.append([])
+        if length == 0:
+            continue
+        level = next(k for k in range(len(limits)) if length <= limits[k])
+        word = mix((seed + (place // 4 + 1) * GOLDEN) & MASK)
+        bits = word >> 16 * (place % 4) & 0xFFFF
+        by_level[level].append((bits, (int(sequence), length)))
+    items, starts, num_buckets = [], [0], 0
+    for here in reversed(by_level):
+        choice_bits = 0
+        while choice_bits < 11 and len(here) >> choice_bits > 4096:
+            choice_bits += 1
+        buckets = [[] for _ in range(1 << choice_bits)]
+        for bits, item in here:
+            buckets[bits >> (16 - choice_bits)].append(item)
+        for bucket in buckets:
+            Random(mix(seed) + num_buckets).shuffle(bucket)
+            items += bucket
+            num_buckets += 1
+        starts.append(len(items))
+    return items, starts
+
+
+def descending(items, seed):
+    """Items by descending length; those of one length are shuffled, seeded by the length."""
+    by_length = {}
+    for item in items:
+        by_length.setdefault(item[1], []).append(item)
+    for length, equal in by_length.items():
+        Random(mix(seed) + length).shuffle(equal)
+    return [item for length in sorted(by_length, reverse=True) for item in by_length[length]]
+
+
+def best_fit(items, capacity, multiple=1, in_streams=False):
+    """(pack_of, num_packs): each item into the fullest pack that holds it, the last changed one.
+
+    A pack changes when it gets an item.
+    """
+    packs = []  # [free tokens, when it changed, number]
+    if not in_streams or len(items) < MANY_ITEMS:
+        return _place_best_fit(items, capacity, multiple, packs), len(packs)
+    stream = len(items) // 32 * 15
+    pack_of = []
+    for first in (0, stream):
+        own = []
+        here = _place_best_fit(items[first : first + stream], capacity, multiple, own)
+        pack_of += [len(packs) + pack for pack in here]
+        packs += [[space, len(packs) + number, len(packs) + number] for space, _, number in own]
+    return pack_of + _place_best_fit(items[2 * stream :], capacity, multiple, packs), len(packs)
+
+
+def _place_best_fit(items, capacity, multiple, packs):
+    pack_of = []
+    for turn, (_, length) in enumerate(items, start=len(packs)):
+        need = charge(length, multiple)
+        fitting = [pack for pack in packs if pack[0] >= need]
+        if not fitting:
+            packs.append([capacity, turn, len(packs)])
+            fitting = packs[-1:]
+        pack = min(fitting, key=lambda pack: (pack[0], -pack[1]))
+        pack[0] -= need
+        pack[1] = turn
+        pack_of.append(pack[2])
+    return pack_of
+
+
+def first_fit(items, capacity, multiple=1):
+    """(pack_of, num_packs): each item into the pack that was opened first of those that hold it."""
+    pack_of, spaces = [], []
+    for _, length in items:
+        need = charge(length, multiple)
+        pack = next((p for p in range(len(spaces)) if spaces[p] >= need), len(spaces))
+        if pack == len(spaces):
             spaces.append(capacity)
-            changed.append(turn)
-        packs[pack].append(int(sequence))
-        spaces[pack] -= length
-        changed[pack] = turn
-    return _arrays(packs)
+        spaces[pack] -= need
+        pack_of.append(pack)
+    return pack_of, len(spaces)
 
 
-def first_fit(seq_lens, visit, capacity):
-    """Each sequence into the pack that was opened first among those that hold it."""
-    packs, spaces = [], []
-    for sequence in visit:
-        length = int(seq_lens[sequence])
-        pack = next((p for p in range(len(packs)) if spaces[p] >= length), len(packs))
-        if pack == len(packs):
-            packs.append([])
+def next_fit(items, capacity, multiple=1):
+    """(pack_of, num_packs): each item into the last pack, or into a new one."""
+    pack_of, spaces = [], []
+    for _, length in items:
+        need = charge(length, multiple)
+        if not spaces or spaces[-1] < need:
             spaces.append(capacity)
-        packs[pack].append(int(sequence))
-        spaces[pack] -= length
-    return _arrays(packs)
+        spaces[-1] -= need
+        pack_of.append(len(spaces) - 1)
+    return pack_of, len(spaces)
 
 
-def next_fit(seq_lens, visit, capacity):
-    """Each sequence into the last pack, or into a new one when it does not fit."""
-    packs, space = [], 0
-    for sequence in visit:
-        length = int(seq_lens[sequence])
-        if not packs or length > space:
-            packs.append([])
-            space = capacity
-        packs[-1].append(int(sequence))
-        space -= length
-    return _arrays(packs)
+def iterative_sampling(items, capacity, multiple, *, threshold, iterations, seed):
+    """(items in their new order, pack_of, num_packs). The first time takes items as they come."""
+    random = Random(seed)
+    kept, rest = [], list(items)
+    for iteration in range(1, max(iterations, 1) + 1):
+        pack_of, num_packs = next_fit(rest, capacity, multiple)
+        packs = [[] for _ in range(num_packs)]
+        for item, pack in zip(rest, pack_of, strict=True):
+            packs[pack].append(item)
+        rest = []
+        for pack in packs:
+            load = sum(charge(length, multiple) for _, length in pack)
+            if load >= threshold or iteration >= iterations:
+                kept.append(pack)
+            else:
+                rest += pack
+        random.shuffle(rest)
+    numbers = [number for number, pack in enumerate(kept) for _ in pack]
+    return [item for pack in kept for item in pack], numbers, len(kept)
 
 
-def _arrays(packs):
-    order = np.array([i for pack in packs for i in pack], dtype=np.int64)
-    offsets = np.cumsum([0, *(len(pack) for pack in packs)]).astype(np.int64)
-    return order, offsets
+def look_ahead(items, capacity, multiple, seed):
+    """(pack_of, num_packs): packs of a level's own sequences, filled almost exactly.
+
+    How many more are needed: as few as could fill the space if all were as long as the longest that
+    fits. When no sequence leaves a sum that the others can reach, the longest that fits goes in. Of
+    pairs that fill equally the first one counts; the longest that fits, alone, comes before them.
+    """
+    pool, random = _Pool(items, multiple), Random(seed)
+    pack_of, num_packs = [-1] * len(items), 0
+    while pool.there:
+        chosen = [pool.there[-1]]
+        if 2 * pool.charges[chosen[0]] <= capacity:
+            chosen = [pool.draw(random, 0, chosen[0])]
+        space = capacity
+        while chosen:
+            for rank in chosen:
+                pool.there.remove(rank)
+                pack_of[pool.places[rank]] = num_packs
+                space -= pool.charges[rank]
+            chosen = _next_of_pack(pool, space, random)
+        num_packs += 1
+    return pack_of, num_packs
+
+
+def _next_of_pack(pool, space, random):
+    """The ranks that go into a pack next: none, one, or the last two."""
+    longest = pool.last_below(bisect_right(pool.charges, space))
+    if longest is None:
+        return []
+    most, least = pool.charges[longest], pool.charges[pool.there[0]]
+    if space - most < least:
+        return [longest]
+    num_more = -(-space // most)
+    low, high = space - (num_more - 1) * most, space - (num_more - 1) * least
+    can = [r for r in pool.there if low <= pool.charges[r] <= high and pool.charges[r] <= most]
+    if not can:
+        return [longest]
+    if num_more > 2:
+        return [pool.draw(random, can[0], can[-1])]
+    gap, best = space - most, [longest]
+    for _ in range(PAIRS):
+        if gap == 0:
+            break
+        one = pool.draw(random, can[0], can[-1])
+        rest = space - pool.charges[one]
+        other = pool.last_below(bisect_right(pool.charges, rest))
+        if other == one:
+            other = pool.last_below(one)
+        if other is not None and rest - pool.charges[other] < gap:
+            gap, best = rest - pool.charges[other], [one, other]
+    return best
+
+
+class _Pool:
+    """Sequences by rank: by ascending length, ties by place. `there`: the ranks in no pack yet."""
+
+    def __init__(self, items, multiple):
+        self.places = sorted(range(len(items)), key=lambda place: items[place][1])
+        self.charges = [charge(items[place][1], multiple) for place in self.places]
+        self.there = list(range(len(items)))
+
+    def last_below(self, rank):
+        index = bisect_left(self.there, rank)
+        return self.there[index - 1] if index > 0 else None
+
+    def draw(self, random, first, last):
+        """A rank first .. last, drawn until it is there; the next one there after the last draw."""
+        for _ in range(DRAWS):
+            rank = first + random.below(last - first + 1)
+            found = self.there[bisect_left(self.there, rank)]
+            if found == rank:
+                break
+        return found
+
+
+def greedy_fill(items, multiple, spaces, first_pack):
+    """(items, spaces, pack_of of those taken): Algorithm 6 of the paper, with a window.
+
+    Of equally long items in the window the first one is taken.
+    """
+    items, spaces, pack_of = list(items), list(spaces), []
+    for pack in range(len(spaces)):
+        at_random = True
+        while len(pack_of) < len(items):
+            front = len(pack_of)
+            window = range(front, min(front + WINDOW, len(items)))
+            fitting = [i for i in window if charge(items[i][1], multiple) <= spaces[pack]]
+            at_random = at_random and front in fitting
+            if not at_random:
+                if not fitting:
+                    break
+                found = max(fitting, key=lambda i: (items[i][1], -i))
+                items[front], items[found] = items[found], items[front]
+            spaces[pack] -= charge(items[front][1], multiple)
+            pack_of.append(first_pack + pack)
+    return items, spaces, pack_of
+
+
+def count_by_pack(pack_of, num_packs):
+    """How many items each pack has."""
+    return [list(pack_of).count(pack) for pack in range(num_packs)]
+
+
+def gather(items, pack_of, starts):
+    """Ids by pack, pack p's from starts[p] on, in the order of the items."""
+    ids, places = [None] * len(items), list(starts)
+    for (sequence, _), pack in zip(items, pack_of, strict=True):
+        ids[places[pack]] = sequence
+        places[pack] += 1
+    return ids
+
+
+def sum_packs(items, pack_of, num_packs):
+    """[sequences, tokens, sum of squared lengths] of each pack."""
+    sums = [[0, 0, 0] for _ in range(num_packs)]
+    for (_, length), pack in zip(items, pack_of, strict=True):
+        for column, term in enumerate((1, length, length**2)):
+            sums[pack][column] += term
+    return sums
+
+
+def split_packs(items, pack_of, chosen, num_packs):
+    """(pack_of after splitting, sums of the first halves, then of the second ones).
+
+    The second half of chosen[k] is pack num_packs + k. chosen: each pack once.
+    """
+    pack_of = list(pack_of)
+    for k, pack in enumerate(chosen):
+        members = [i for i in range(len(items)) if pack_of[i] == pack]
+        tokens = [0, 0]
+        for i in sorted(members, key=lambda i: -items[i][1]):
+            half = tokens.index(min(tokens))
+            tokens[half] += items[i][1]
+            pack_of[i] = (pack, num_packs + k)[half]
+    sums = sum_packs(items, pack_of, num_packs + len(chosen))
+    return pack_of, [sums[pack] for pack in chosen] + sums[num_packs:]
+
+
+def class_tokens(items, pack_of, group_of, num_groups, bins, *, source_of=None, num_sources=0):
+    """Tokens of each group of packs by class of length, then by source."""
+    rows = [[0] * (len(bins) + 1 + num_sources) for _ in range(num_groups)]
+    for (sequence, length), pack in zip(items, pack_of, strict=True):
+        row = rows[group_of[pack]]
+        row[bisect_left(bins, length)] += length
+        if source_of is not None:
+            row[len(bins) + 1 + source_of[sequence]] += length
+    return rows
+
+
+def replica_order(costs, starts, per_step, num_ranks):
+    """The packs of every micro-batch by replica: the costliest to the least busy one."""
+    order, busy = [], []
+    for microbatch in range(len(starts) - 1):
+        if microbatch % per_step == 0:
+            busy = [0.0] * num_ranks
+        packs = range(starts[microbatch], starts[microbatch + 1])
+        cp_size = num_ranks // len(packs)
+        ranks_of = [range(r * cp_size, (r + 1) * cp_size) for r in range(len(packs))]
+        replicas = sorted(range(len(packs)), key=lambda r: max(busy[rank] for rank in ranks_of[r]))
+        here = [-1] * len(packs)
+        for pack, replica in zip(sorted(packs, key=lambda p: -costs[p]), replicas, strict=True):
+            here[replica] = pack
+            for rank in ranks_of[replica]:
+                busy[rank] += costs[pack]
+        order += here
+    return order
+
+
+def mixed_steps(deviations, per_step, seed):
+    """Micro-batches of step 0, then of step 1, ...: steps whose deviations sum up to little.
+
+    Open steps stand in a row, 0, 1, 2, ... at first; "the first of equals" is the first in the row.
+    Where a full step stood, the last of the row moves. With one step, or one micro-batch a step,
+    nothing changes places.
+    """
+
+    def norm(vector):
+        return sum(abs(value) for value in vector)
+
+    def plus(one, other, sign=1):
+        return [a + sign * b for a, b in zip(one, other, strict=True)]
+
+    random = Random(seed)
+    num, num_classes = len(deviations), len(deviations[0]) if len(deviations) else 0
+    num_steps = num // per_step
+    steps = [[] for _ in range(num_steps)]
+    sums = [[0] * num_classes for _ in range(num_steps)]
+    row = list(range(num_steps))
+    for microbatch in sorted(range(num), key=lambda i: -norm(deviations[i])):
+        looked_at = range(len(row))
+        if len(row) > CANDIDATES:
+            looked_at = [random.below(len(row)) for _ in range(CANDIDATES)]
+        growth = {
+            i: norm(plus(sums[row[i]], deviations[microbatch])) - norm(sums[row[i]])
+            for i in looked_at
+        }
+        best = min(growth, key=lambda i: (growth[i], len(steps[row[i]])))
+        step = row[best]
+        steps[step].append(microbatch)
+        sums[step] = plus(sums[step], deviations[microbatch])
+        if len(steps[step]) == per_step:
+            row[best] = row[-1]
+            row.pop()
+    result = [microbatch for step in steps for microbatch in step]
+    if num_steps < 2 or per_step < 2:
+        return result
+    for _ in range(SWAPS * num):
+        here, there = random.below(num), random.below(num)
+        one, other = here // per_step, there // per_step
+        if one == other:
+            continue
+        change = plus(deviations[result[there]], deviations[result[here]], -1)
+        changed = plus(sums[one], change), plus(sums[other], change, -1)
+        if norm(changed[0]) + norm(changed[1]) < norm(sums[one]) + norm(sums[other]):
+            sums[one], sums[other] = changed
+            result[here], result[there] = result[there], result[here]
+    return result
