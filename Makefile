@@ -3,6 +3,7 @@
 # make test-slow  the rest, minutes more
 # make lint       ruff, pyright, clang-format, codespell
 # make bench-host the plugin's own cost inside one training process
+# make bench-planner  the planner beside other packers, each figure with its bar
 # Each target makes .venv when it is missing. PYTHON= names the interpreter to make it from.
 
 SHELL := /bin/bash
@@ -10,7 +11,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint format bench-host clean
+.PHONY: demo test test-slow lint format bench-host bench-planner clean
 .DEFAULT_GOAL := help
 
 help:
@@ -47,6 +48,10 @@ format: $(STAMP)
 
 bench-host: $(STAMP)
 	$(RUN)/python -m benchmarks.host_overhead
+
+bench-planner: $(STAMP)
+	@$(RUN)/python -c 'import lightbinpack, binpacking' 2>/dev/null || $(RUN)/python -m pip install --quiet --editable '.[bench]'
+	@$(RUN)/python -m benchmarks.planner_bench
 
 clean:
 	rm -rf $(VENV) build *.egg-info megatron_hbp/*.so demo_output .pytest_cache .ruff_cache .hypothesis
