@@ -280,7 +280,8 @@ Array<int64_t> ReplicaOrder(const Array<double>& costs, const Array<int64_t>& st
   return ToArray(std::move(order));
 }
 
-Array<int64_t> MixedSteps(const Array<int64_t>& deviations, int64_t per_step, uint64_t seed) {
+Array<int64_t> MixedSteps(const Array<int64_t>& deviations, int64_t per_step, uint64_t seed,
+                          const std::optional<Array<int64_t>>& peaks) {
   Require(deviations.ndim() == 2, "deviations must be two-dimensional");
   Require(per_step >= 1 && deviations.shape(0) % per_step == 0,
           "per_step must divide the micro-batches");
@@ -290,11 +291,18 @@ Array<int64_t> MixedSteps(const Array<int64_t>& deviations, int64_t per_step, ui
        ++value) {
     Require(*value >= -most && *value <= most, "deviations are too large for 64-bit sums");
   }
+  if (peaks) {
+    RequireVector(*peaks, "peaks");
+    Require(peaks->size() == deviations.shape(0), "peaks must have one entry per micro-batch");
+    for (py::ssize_t i = 0; i < peaks->size(); ++i) {
+      Require(peaks->at(i) >= 0 && peaks->at(i) <= most, "peaks must be 0 or more and fit sums");
+    }
+  }
   hbp::Buffer<int64_t> steps;
   {
     py::gil_scoped_release release;
     steps = hbp::MixedSteps(deviations.data(), deviations.shape(0), deviations.shape(1), per_step,
-                            seed);
+                            peaks ? peaks->data() : nullptr, seed);
   }
   return ToArray(std::move(steps));
 }
@@ -421,5 +429,6 @@ PYBIND11_MODULE(_C, module) {
              py::arg("starts").noconvert(), py::arg("per_step"), py::arg("num_ranks"),
              "Packs in the order of replicas that evens out every step.");
   module.def("mixed_steps", MixedSteps, py::arg("deviations").noconvert(), py::arg("per_step"),
-             py::arg("seed"), "Micro-batches, step by step, each step close to the mixture.");
+             py::arg("seed"), py::arg("peaks").noconvert() = py::none(),
+             "Micro-batches, step by step, each step close to the mixture.");
 }

@@ -3,84 +3,151 @@
 #include <algorithm>
 #include <cstdlib>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "random.h"
 
 namespace hbp {
 
-Buffer<int64_t> MixedSteps(const int64_t* deviations, int64_t num, int64_t num_classes,
-                           int64_t per_step, uint64_t seed) {
-  const int64_t num_steps = num / per_step;
-  std::vector<int64_t> sums(num_steps * num_classes, 0);
-  const auto row = [&](int64_t microbatch) { return deviations + microbatch * num_classes; };
-  const auto sum = [&](int64_t step) { return sums.data() + step * num_classes; };
-  std::vector<int64_t> norms(num);
-  for (int64_t i = 0; i < num; ++i) {
-    norms[i] = 0;
-    for (int64_t c = 0; c < num_classes; ++c) norms[i] += std::abs(row(i)[c]);
-  }
-  std::vector<int64_t> by_norm(num);
-  std::iota(by_norm.begin(), by_norm.end(), 0);
-  std::stable_sort(by_norm.begin(), by_norm.end(),
-                   [&](int64_t one, int64_t other) { return norms[one] > norms[other]; });
+namespace {
 
-  Random random(seed);
-  Buffer<int64_t> steps(num);
-  std::vector<int64_t> counts(num_steps, 0);
-  std::vector<int64_t> open(num_steps);
-  std::iota(open.begin(), open.end(), 0);
-  for (const int64_t microbatch : by_norm) {
-    const auto num_open = static_cast<int64_t>(open.size());
-    const bool all = num_open <= kCandidates;
-    int64_t best_index = -1;
-    int64_t best_growth = 0;
-    for (int64_t k = 0; k < (all ? num_open : kCandidates); ++k) {
-      const int64_t index = all ? k : random.Below(num_open);
-      const int64_t step = open[index];
-      int64_t growth = 0;
-      for (int64_t c = 0; c < num_classes; ++c) {
-        growth += std::abs(sum(step)[c] + row(microbatch)[c]) - std::abs(sum(step)[c]);
-      }
-      if (best_index < 0 || growth < best_growth ||
-          (growth == best_growth && counts[step] < counts[open[best_index]])) {
-        best_index = index;
-        best_growth = growth;
-      }
-    }
-    const int64_t step = open[best_index];
-    for (int64_t c = 0; c < num_classes; ++c) sum(step)[c] += row(microbatch)[c];
-    steps[step * per_step + counts[step]++] = microbatch;
-    if (counts[step] == per_step) {
-      open[best_index] = open.back();
-      open.pop_back();
-    }
+// 0 .. num - 1 by falling value, ties by index.
+std::vector<int64_t> ByFalling(const int64_t* values, int64_t num) {
+  std::vector<int64_t> order(num);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t one, int64_t other) { return values[one] > values[other]; });
+  return order;
+}
+
+class Grouping {
+ public:
+  Grouping(const int64_t* deviations, int64_t num, int64_t num_classes, int64_t per_step,
+           const int64_t* peaks)
+      : deviations_(deviations),
+        peaks_(peaks),
+        num_(num),
+        num_classes_(num_classes),
+        per_step_(per_step),
+        steps_(num),
+        sums_(num / per_step * num_classes, 0) {}
+
+  void InRunsByPeak() {
+    const std::vector<int64_t> order = ByFalling(peaks_, num_);
+    for (int64_t place = 0; place < num_; ++place) Join(place, order[place]);
   }
 
-  if (num_steps < 2 || per_step < 2) return steps;
-  for (int64_t round = 0; round < kSwaps * num; ++round) {
-    const int64_t here = random.Below(num);
-    const int64_t there = random.Below(num);
-    int64_t* sum_here = sum(here / per_step);
-    int64_t* sum_there = sum(there / per_step);
-    if (sum_here == sum_there) continue;
-    const int64_t* row_here = row(steps[here]);
-    const int64_t* row_there = row(steps[there]);
+  void Greedily(Random* random) {
+    std::vector<int64_t> norms(num_, 0);
+    for (int64_t i = 0; i < num_; ++i) {
+      for (int64_t c = 0; c < num_classes_; ++c) norms[i] += std::abs(Row(i)[c]);
+    }
+    const int64_t num_steps = num_ / per_step_;
+    std::vector<int64_t> counts(num_steps, 0);
+    std::vector<int64_t> open(num_steps);
+    std::iota(open.begin(), open.end(), 0);
+    for (const int64_t microbatch : ByFalling(norms.data(), num_)) {
+      const auto num_open = static_cast<int64_t>(open.size());
+      const bool all = num_open <= kCandidates;
+      int64_t best_index = -1;
+      int64_t best_growth = 0;
+      for (int64_t k = 0; k < (all ? num_open : kCandidates); ++k) {
+        const int64_t index = all ? k : random->Below(num_open);
+        const int64_t* sum = Sum(open[index]);
+        int64_t growth = 0;
+        for (int64_t c = 0; c < num_classes_; ++c) {
+          growth += std::abs(sum[c] + Row(microbatch)[c]) - std::abs(sum[c]);
+        }
+        if (best_index < 0 || growth < best_growth ||
+            (growth == best_growth && counts[open[index]] < counts[open[best_index]])) {
+          best_index = index;
+          best_growth = growth;
+        }
+      }
+      const int64_t step = open[best_index];
+      Join(step * per_step_ + counts[step]++, microbatch);
+      if (counts[step] == per_step_) {
+        open[best_index] = open.back();
+        open.pop_back();
+      }
+    }
+  }
+
+  // Lets the micro-batches at two places change places if that lowers the cost of their steps.
+  void SwapIfBetter(int64_t here, int64_t there) {
+    int64_t* sum_here = Sum(here / per_step_);
+    int64_t* sum_there = Sum(there / per_step_);
+    if (sum_here == sum_there) return;
+    const int64_t* row_here = Row(steps_[here]);
+    const int64_t* row_there = Row(steps_[there]);
     int64_t growth = 0;
-    for (int64_t c = 0; c < num_classes; ++c) {
+    if (peaks_ != nullptr) {
+      growth = PeakWith(here, steps_[there]) - PeakWith(here, steps_[here]) +
+               PeakWith(there, steps_[here]) - PeakWith(there, steps_[there]);
+    }
+    for (int64_t c = 0; c < num_classes_; ++c) {
       const int64_t change = row_there[c] - row_here[c];
       growth += std::abs(sum_here[c] + change) + std::abs(sum_there[c] - change) -
                 std::abs(sum_here[c]) - std::abs(sum_there[c]);
     }
-    if (growth >= 0) continue;
-    for (int64_t c = 0; c < num_classes; ++c) {
+    if (growth >= 0) return;
+    for (int64_t c = 0; c < num_classes_; ++c) {
       const int64_t change = row_there[c] - row_here[c];
       sum_here[c] += change;
       sum_there[c] -= change;
     }
-    std::swap(steps[here], steps[there]);
+    std::swap(steps_[here], steps_[there]);
   }
-  return steps;
+
+  Buffer<int64_t> Steps() && { return std::move(steps_); }
+
+ private:
+  const int64_t* Row(int64_t microbatch) const { return deviations_ + microbatch * num_classes_; }
+  int64_t* Sum(int64_t step) { return sums_.data() + step * num_classes_; }
+
+  void Join(int64_t place, int64_t microbatch) {
+    steps_[place] = microbatch;
+    int64_t* sum = Sum(place / per_step_);
+    for (int64_t c = 0; c < num_classes_; ++c) sum[c] += Row(microbatch)[c];
+  }
+
+  // The largest peak of the step of `place` if `microbatch` were there.
+  int64_t PeakWith(int64_t place, int64_t microbatch) const {
+    int64_t peak = peaks_[microbatch];
+    const int64_t first = place / per_step_ * per_step_;
+    for (int64_t other = first; other < first + per_step_; ++other) {
+      if (other != place) peak = std::max(peak, peaks_[steps_[other]]);
+    }
+    return peak;
+  }
+
+  const int64_t* deviations_;
+  const int64_t* peaks_;
+  int64_t num_;
+  int64_t num_classes_;
+  int64_t per_step_;
+  Buffer<int64_t> steps_;      // the micro-batches of step 0, then those of step 1, ...
+  std::vector<int64_t> sums_;  // by step: summed deviations
+};
+
+}  // namespace
+
+Buffer<int64_t> MixedSteps(const int64_t* deviations, int64_t num, int64_t num_classes,
+                           int64_t per_step, const int64_t* peaks, uint64_t seed) {
+  Random random(seed);
+  Grouping grouping(deviations, num, num_classes, per_step, peaks);
+  if (peaks != nullptr) {
+    grouping.InRunsByPeak();
+  } else {
+    grouping.Greedily(&random);
+  }
+  const bool can_swap = num > per_step && per_step > 1;
+  for (int64_t round = 0; can_swap && round < kSwaps * num; ++round) {
+    const int64_t here = random.Below(num);
+    grouping.SwapIfBetter(here, random.Below(num));
+  }
+  return std::move(grouping).Steps();
 }
 
 }  // namespace hbp

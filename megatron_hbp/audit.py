@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from megatron_hbp.level import check_levels
+from megatron_hbp.weights import epoch_ids
 
 if TYPE_CHECKING:
     from megatron_hbp.plan import Plan
@@ -111,6 +112,8 @@ def _content_problems(plan: "Plan") -> list[str]:
     first_sequence = plan.pack_offsets[plan.microbatch_offsets[steps]]
     for epoch in range(plan.epochs):
         ids = np.sort(plan.sequence_ids[first_sequence[epoch] : first_sequence[epoch + 1]])
+        if plan.source_weights is not None and plan.source_ids is not None:
+            kept = epoch_ids(plan.seq_lens, plan.source_ids, plan.source_weights, plan.seed, epoch)
         if not np.array_equal(ids, kept):
             missing = np.setdiff1d(kept, ids)
             repeated = ids[1:][ids[1:] == ids[:-1]]

@@ -15,13 +15,20 @@ from megatron_hbp.packing import LevelPacks
 
 
 def whole_units(
-    packs: LevelPacks, *, units: np.ndarray, units_together: int, cost: PackCost
+    packs: LevelPacks,
+    *,
+    units: np.ndarray,
+    units_together: int,
+    limits: np.ndarray,
+    cost: PackCost,
 ) -> LevelPacks:
     """Splits the cheapest packs in two until the packs of every level fill whole units.
 
     units: int64 [levels], packs of one unit (a micro-batch, or a step of one level).
     units_together: the number of units over all levels must be a multiple of it; those that are
-    missing go to the shortest level that has sequences to spare. Packs that still lack are fillers.
+    missing go to the shortest level that has sequences to spare. Packs that still lack get a
+    sequence of another level's pack that has several, else they are fillers. limits: int64
+    [levels], the longest sequence of each level.
     """
     num_levels = len(units)
     have = np.bincount(packs.levels, minlength=num_levels)
@@ -31,6 +38,7 @@ def whole_units(
     wanted[_level_to_spare(have, sequences, (wanted + missing) * units)] += missing
     for level in np.flatnonzero(wanted * units > have):
         packs = _with_more(packs, level, int(wanted[level] * units[level] - have[level]), cost)
+    _replace_fillers(packs, limits)
     return packs
 
 
@@ -73,7 +81,8 @@ def _with_more(packs: LevelPacks, level: int, num_new: int, cost: PackCost) -> L
         candidates = np.flatnonzero((packs.levels == level) & (packs.sums[:, 0] > 1))
         if len(candidates) == 0:
             break
-        costs = cost.per_rank(*packs.sums[candidates].T, np.ones_like(candidates))
+        counts, tokens, squares = packs.sums[candidates].T
+        costs = cost.per_rank(counts, tokens, squares, np.ones_like(counts))
         chosen = candidates[np.argsort(costs, kind="stable")[:num_new]]
         halves = _C.split_packs(packs.items, packs.pack_of, chosen, len(packs.levels))
         packs.sums[chosen] = halves[: len(chosen)]
@@ -89,3 +98,31 @@ def _with_packs(packs: LevelPacks, level: int, sums: np.ndarray) -> LevelPacks:
         np.concatenate([packs.levels, np.full(len(sums), level, dtype=np.int64)]),
         np.concatenate([packs.sums, sums]),
     )
+
+
+def _replace_fillers(packs: LevelPacks, limits: np.ndarray) -> None:
+    """Gives empty packs a sequence of another level's pack that has several, longest first."""
+    for level, limit in enumerate(limits):
+        empty = np.flatnonzero((packs.levels == level) & (packs.sums[:, 0] == 0))
+        for giver in reversed(range(len(limits))):
+            if giver == level or len(empty) == 0:
+                continue
+            places = _to_spare(packs, giver, int(limit))[: len(empty)]
+            lens = packs.items["length"][places].astype(np.int64)
+            sums = np.stack([np.ones_like(lens), lens, lens * lens], axis=1)
+            np.subtract.at(packs.sums, packs.pack_of[places], sums)
+            packs.pack_of[places] = empty[: len(places)]
+            packs.sums[empty[: len(places)]] = sums
+            empty = empty[len(places) :]
+
+
+def _to_spare(packs: LevelPacks, level: int, limit: int) -> np.ndarray:
+    """Items of at most `limit` tokens in packs of a level, each of which keeps its longest."""
+    gives = (packs.levels == level) & (packs.sums[:, 0] > 1)
+    places = np.flatnonzero(gives[packs.pack_of])
+    pack_of, lens = packs.pack_of[places], packs.items["length"][places]
+    by_length = np.lexsort((-lens, pack_of))  # the longest of each pack first
+    is_longest = np.ones(len(places), dtype=bool)
+    is_longest[1:] = np.diff(pack_of[by_length]) > 0
+    spare = by_length[~is_longest]
+    return np.sort(places[spare[lens[spare] <= limit]])

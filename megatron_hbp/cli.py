@@ -7,6 +7,7 @@ Guarantees (asserted by tests/unit/test_cli.py):
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from megatron_hbp.config import (
 )
 from megatron_hbp.corpus.command import add_command as add_prepare
 from megatron_hbp.corpus.store import Corpus
+from megatron_hbp.cost import PackCost
 from megatron_hbp.level import Level
 from megatron_hbp.plan import Plan
 from megatron_hbp.planner import build_plan
@@ -93,15 +95,37 @@ def _add_plan(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument(
         "--stages", type=int, default=1, metavar="N", help="pipeline stages (default 1)"
     )
+    parser.add_argument(
+        "--virtual-stages",
+        type=int,
+        default=1,
+        metavar="N",
+        help="model chunks of a stage; micro-batches must be a multiple of the stages (default 1)",
+    )
     parser.add_argument("--epochs", type=int, metavar="N", help="epochs in the plan (default 1)")
     for name in ("seed", "curriculum_steps"):
         parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="N", help=docs[name])
+    parser.add_argument("--max-mixing", type=float, metavar="RATIO", help=docs["max_mixing"])
     for name, choices in (
         ("packer", PACKERS),
         ("mixing", MIXING_MODES),
         ("overlong", OVERLONG_POLICIES),
     ):
         parser.add_argument(f"--{name}", choices=choices, help=docs[name])
+    parser.add_argument(
+        "--cost",
+        metavar="TERM=NUMBER[,...]",
+        help="what balances packs: fixed, linear, quadratic per sequence, token, squared length; "
+        "communication per token where CP is above 1 (default: quadratic=1)",
+    )
+    parser.add_argument(
+        "--source-weight",
+        action="append",
+        type=float,
+        metavar="W",
+        help="how often an epoch takes each sequence of source 0; repeat for source 1, 2, ... "
+        "(default: once each)",
+    )
     parser.add_argument(
         "--tp", type=int, default=1, metavar="N", help="tensor-parallel size (default 1)"
     )
@@ -140,6 +164,9 @@ def _plan(namespace: argparse.Namespace) -> int:
         namespace.ranks,
         namespace.microbatches,
         namespace.stages,
+        num_virtual_stages=namespace.virtual_stages,
+        cost=None if namespace.cost is None else _parse_cost(namespace.cost),
+        source_weights=namespace.source_weight,
         **{name: getattr(namespace, name) for name in PLAN_DEFAULTS},
         alignment=alignment(
             tuple(level.cp_size for level in levels),
@@ -171,6 +198,23 @@ def _plan(namespace: argparse.Namespace) -> int:
 
 def _progress(text: str) -> None:
     print(f"hbp: {text}", file=sys.stderr, flush=True)
+
+
+def _parse_cost(text: str) -> PackCost:
+    names = [field.name for field in dataclasses.fields(PackCost)]
+    terms = {}
+    for part in text.split(","):
+        name, _, number = part.partition("=")
+        try:
+            terms[name] = float(number)
+        except ValueError:
+            terms = {}
+        if name not in names or name not in terms:
+            raise ValueError(
+                f"--cost {text} is no list of TERM=NUMBER; terms are {', '.join(names)}, e.g. "
+                "--cost linear=1,quadratic=2e-5"
+            )
+    return PackCost(**terms)
 
 
 def _add_audit(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -234,9 +278,16 @@ def _add_input(parser: argparse.ArgumentParser, *, required: bool) -> None:
         metavar="FILE.npy",
         help="an int32 or int64 array, one length in tokens per sequence",
     )
+    parser.add_argument(
+        "--sources",
+        metavar="FILE.npy",
+        help="with --lengths: an int32 or int64 array, the source (0 or more) of each sequence",
+    )
 
 
 def _read_input(namespace: argparse.Namespace) -> _Input | None:
+    if namespace.sources is not None and namespace.lengths is None:
+        raise ValueError("--sources goes with --lengths; a corpus knows its sources")
     if namespace.corpus is not None:
         corpus = Corpus.open(namespace.corpus)
         return _Input(
@@ -248,11 +299,17 @@ def _read_input(namespace: argparse.Namespace) -> _Input | None:
         )
     if namespace.lengths is None:
         return None
+    seq_lens = _load_array("--lengths", namespace.lengths)
+    if namespace.sources is None:
+        return _Input(seq_lens)
+    return _Input(seq_lens, source_ids=_load_array("--sources", namespace.sources))
+
+
+def _load_array(flag: str, path: str) -> np.ndarray:
     try:
-        array = np.load(namespace.lengths, allow_pickle=False)
+        return np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(
-            f"--lengths {namespace.lengths} cannot be read ({error}); make it with "
+            f"{flag} {path} cannot be read ({error}); make it with "
             "numpy.save(file, a), a being a one-dimensional int32 or int64 array"
         ) from None
-    return _Input(array)

@@ -52,8 +52,15 @@ class HbpConfig:
     """Steps at the start that train CP 1 levels only, 0 or more (default 0)."""
 
     mixing: str | None = _flag(choices=MIXING_MODES)
-    """How levels mix: `step` gives each step one level, `microbatch` lets a step hold several,
-    `auto` is `microbatch` without pipeline stages and `step` with them (default auto)."""
+    """What a step holds: `microbatch` makes every step look like the corpus, whatever the levels;
+    `step` gives each step one level; `auto` is `microbatch` without pipeline stages and, with them,
+    groups micro-batches that take about the same time, of one level or several, because unlike ones
+    stall a pipeline (default auto)."""
+
+    max_mixing: float | None = _flag(type=float, metavar="RATIO")
+    """With pipeline stages, the largest mixing ratio (1: steps differ like random ones) that `auto`
+    and `step` may reach: of the steps within it the fastest are taken. 0 is no bound: steps are
+    mixed only where that costs next to no time (default 0.0)."""
 
     overlong: str | None = _flag(choices=OVERLONG_POLICIES)
     """What happens to a sequence longer than the longest level: stop, drop it or truncate it, the
@@ -105,6 +112,10 @@ class HbpConfig:
             f"--hbp-seed is {self.seed}; it must be at least 0",
         )
         _require(
+            self.max_mixing is None or self.max_mixing >= 0,
+            f"--hbp-max-mixing is {self.max_mixing}; it must be at least 0",
+        )
+        _require(
             self.plan_timeout > 0,
             f"--hbp-plan-timeout is {self.plan_timeout}; it must be above 0 seconds",
         )
@@ -138,6 +149,7 @@ PLAN_DEFAULTS: dict[str, Any] = {
     "epochs": 1,
     "curriculum_steps": 0,
     "mixing": "auto",
+    "max_mixing": 0.0,
     "overlong": "error",
     "packer": "best_fit",
     "seed": 1234,

@@ -59,6 +59,7 @@ def keep(
             f"holds {longest}; {len(too_long)} of {len(seq_lens)} sequences are over-long; "
             "add a longer level, or use --hbp-overlong drop or --hbp-overlong truncate"
         )
+    given = seq_lens
     truncated = np.empty(0, dtype=np.int64)
     if most > longest and overlong == "truncate":
         truncated = np.flatnonzero(seq_lens > longest)
@@ -88,7 +89,7 @@ def keep(
         )
     lens = seq_lens.astype(np.int32)
     lens[dropped] = 0
-    tokens_dropped = int(seq_lens[dropped].sum(dtype=np.int64))
+    tokens_dropped = int(given[dropped].sum(dtype=np.int64))
     return Kept(
         lens=lens,
         dropped_ids=dropped,

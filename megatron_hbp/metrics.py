@@ -193,7 +193,7 @@ def placement_metrics(
         "attention_balance_ratio_step_bound": 0.0,
         "communication_ratio": communication_ratio(pack_tokens, pack_cp),
         "communication_ratio_bound": communication_ratio_bound(
-            placement.seq_lens, np.array([placement.cp1_pack_len]), np.array([1])
+            lens, np.array([placement.cp1_pack_len]), np.array([1])
         ),
         "tokens_per_rank": num_tokens / num_slots if num_slots else 0.0,
         "tokens_per_rank_bound": placement.token_budget * (1.0 - least_padding),
@@ -223,6 +223,8 @@ def _least_padding(placement: Placement, num_tokens: int) -> float:
     """The least padding ratio: whole steps where all are equally long, else whole micro-batches."""
     per_epoch = int(placement.seq_lens.sum(dtype=np.int64))
     epochs = round(num_tokens / per_epoch) if per_epoch else 0
+    if epochs * per_epoch != num_tokens:  # sources have weights: epochs differ
+        per_epoch, epochs = num_tokens, 1
     lengths = np.diff(placement.step_offsets)
     unit = int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else 1
     return padding_ratio_bound(per_epoch, placement.token_budget, placement.num_ranks, unit, epochs)

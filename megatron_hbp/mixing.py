@@ -3,12 +3,11 @@
 Guarantees (asserted by tests/unit/test_mixing.py):
 - every micro-batch given is in exactly one step;
 - with one_level every step has one level;
-- with `alike` and max_mixing the answer is the fastest of the groupings looked at that keep the
-  bound, by the 1F1B model of metrics.pipeline_stretch, else the best mixed one.
+- with `alike` steps cost less time, by the 1F1B model of metrics.pipeline_stretch, the more mixing
+  max_mixing allows.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,12 +17,13 @@ from megatron_hbp import _C
 from megatron_hbp.metrics import LENGTH_BINS
 from megatron_hbp.randomness import mix_seed
 
-# How much longer the last micro-batch of a band may take than the first, tried from left to right.
-_WIDTHS = (0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, np.inf)
 # Sources beyond this many are one class: those with the fewest tokens.
 _MOST_SOURCE_CLASSES = 64
-# Without a bound on mixing: how much longer than the fastest grouping the chosen one may take.
-_TIME_TOLERANCE = 0.01
+# Without a bound on mixing: the share of the time that steps may cost more to be like the corpus
+# instead of wholly unlike it.
+_PRICE_OF_MIXING = 0.2
+# With a bound, the prices tried, from left to right.
+_PRICES = tuple(2.0**power for power in range(-8, 9))
 
 
 @dataclass(frozen=True)
@@ -67,68 +67,53 @@ def group_into_steps(
 ) -> np.ndarray:
     """int64 [steps, num_microbatches]: the micro-batches of `part`, grouped.
 
-    bubble: how many times the slowest micro-batch a step adds, (stages - 1) / virtual stages.
-    one_level: each step has one level. alike: its micro-batches take about the same time, as much
-    as max_mixing (0: as long as it costs at most 1 % of the time) lets them. Otherwise every step
-    is made to look like the whole of `part`.
+    bubble: how many times the slowest micro-batch a step adds to its time, (stages - 1) / virtual
+    stages. one_level: each step has one level. alike: time counts, at the least price that keeps
+    the mixing ratio within max_mixing (0: at a fixed, low price). Otherwise every step is made to
+    look like the whole of `part`.
     """
-    deviations = kinds.deviations(part)
-    levels = kinds.levels[part]
-    pools = (
-        [np.flatnonzero(levels == level) for level in np.unique(levels)]
-        if one_level
-        else [np.arange(len(part))]
-    )
-    times = kinds.times[part]
-
-    def grouped(width: float) -> np.ndarray:
-        steps = [np.empty((0, num_microbatches), dtype=np.int64)]
-        for pool in pools:
-            for band in _bands(pool, times, width, num_microbatches):
-                mixed = _C.mixed_steps(
-                    deviations[band], num_microbatches, mix_seed(seed, len(steps))
-                )
-                steps.append(band[mixed].reshape(-1, num_microbatches))
-        return np.concatenate(steps)
-
     if num_microbatches == 1 or len(part) == 0:
         return part.reshape(-1, num_microbatches)
-    if not alike:
-        return part[grouped(np.inf)]
+    deviations = kinds.deviations(part)
+    levels = kinds.levels[part]
+    pools = [np.arange(len(part))]
+    if one_level:
+        pools = [np.flatnonzero(levels == level) for level in np.unique(levels)]
 
-    def time_of(steps: np.ndarray) -> float:
-        return float(times[steps].sum() + bubble * times[steps].max(axis=1).sum())
+    def grouped(peaks: np.ndarray | None) -> np.ndarray:
+        steps = [
+            pool[
+                _C.mixed_steps(
+                    deviations[pool],
+                    num_microbatches,
+                    mix_seed(seed, turn),
+                    None if peaks is None else peaks[pool],
+                )
+            ]
+            for turn, pool in enumerate(pools)
+        ]
+        return np.concatenate(steps).reshape(-1, num_microbatches)
 
-    def distance_of(steps: np.ndarray) -> float:
+    times = kinds.times[part]
+    if not alike or not times.any():
+        return part[grouped(None)]
+
+    @cache
+    def at_price(price: float) -> np.ndarray:
+        # a step's cost is its deviation in tokens; all of them together are at most twice `tokens`
+        tokens = int(kinds.tokens()[part].sum())
+        peaks = np.rint(2.0 * tokens / price * bubble * times / times.sum())
+        return grouped(peaks.astype(np.int64))
+
+    def distance_of(steps: np.ndarray) -> int:
         by_length = deviations[steps].sum(axis=1)[:, : kinds.num_length_classes]
-        return float(np.abs(by_length).sum())
+        return int(np.abs(by_length).sum())
 
-    at = cache(lambda index: grouped(_WIDTHS[index]))
-    widths = range(len(_WIDTHS) - 1)
-    if max_mixing > 0:
-        most = max_mixing * _random_distance(kinds, len(part) // num_microbatches)
-        index = bisect_left(widths, True, key=lambda i: distance_of(at(i)) <= most)
-    else:
-        longest = time_of(at(0)) * (1 + _TIME_TOLERANCE)
-        index = bisect_left(widths, True, key=lambda i: time_of(at(i + 1)) > longest)
-    return part[at(index)]
-
-
-def _bands(
-    pool: np.ndarray, times: np.ndarray, width: float, num_microbatches: int
-) -> Iterator[np.ndarray]:
-    """Cuts micro-batches, by ascending time, into bands of whole steps.
-
-    A band ends where the time passes that of its first one by the share `width`.
-    """
-    pool = pool[np.argsort(times[pool], kind="stable")]
-    ascending = times[pool]
-    first = 0
-    while first < len(pool):
-        end = int(np.searchsorted(ascending, ascending[first] * (1 + width), side="right"))
-        num_steps = max(1, (end - first) // num_microbatches)
-        yield pool[first : first + num_steps * num_microbatches]
-        first += num_steps * num_microbatches
+    if max_mixing == 0:
+        return part[at_price(_PRICE_OF_MIXING)]
+    most = max_mixing * _random_distance(kinds, len(part) // num_microbatches)
+    index = bisect_left(_PRICES, True, key=lambda price: distance_of(at_price(price)) <= most)
+    return part[at_price(_PRICES[index]) if index < len(_PRICES) else grouped(None)]
 
 
 def _random_distance(kinds: MicrobatchKinds, num_steps: int) -> float:

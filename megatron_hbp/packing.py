@@ -25,6 +25,8 @@ except ImportError as error:
     ) from error
 
 MAX_CAPACITY = 2**31 - 1
+# Packs in random order that are this much more than the tokens fill are packed again, closer.
+_SPACE_WORTH_A_LOOK = 1.002
 _WIDE = 2**31  # from this many sequences on, ids are int64
 
 
@@ -199,6 +201,15 @@ def _pack_own(
     packed, _, num_packs = pack_items(items, capacity, multiple, packer, seed, out=pack_of)
     if packed is not items:
         items[:] = packed
+    if packer != "best_fit":
+        return num_packs
+    # few sequences to a pack: random order leaves space that a look-ahead finds a use for
+    tokens = int(items["length"].sum(dtype=np.int64))
+    if num_packs > 1 + _SPACE_WORTH_A_LOOK * tokens / capacity:
+        closer, num_closer = _C.look_ahead(items, capacity, multiple, seed)
+        if num_closer < num_packs:
+            pack_of[:] = closer
+            return num_closer
     return num_packs
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from megatron_hbp import metrics as metrics_module
 from megatron_hbp.alignment import Alignment
 from megatron_hbp.audit import audit_plan
-from megatron_hbp.cost import PackCost
+from megatron_hbp.cost import DENSE_8B_H100, PackCost
 from megatron_hbp.level import Level
 
 FORMAT_VERSION = 2
@@ -163,6 +163,7 @@ class Plan:
             num_microbatches=self.num_microbatches,
             num_stages=self.num_stages,
             source_ids=self.source_ids,
+            cost=self.cost or DENSE_8B_H100,
         )
 
     def hash(self) -> str:
@@ -279,7 +280,7 @@ class Plan:
         }
         settings["levels"] = [str(level) for level in self.levels]
         settings["alignment"] = dataclasses.asdict(self.alignment)
-        settings["cost"] = None if self.cost is None else dataclasses.asdict(self.cost)
+        settings["cost"] = self.cost and dataclasses.asdict(self.cost)
         return settings
 
 

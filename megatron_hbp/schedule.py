@@ -82,9 +82,10 @@ def plan_epoch(
     seq_lens: int32|int64 [n], kept tokens, 0 for a dropped sequence. chosen: the ids of the epoch,
     repeats allowed (None: each kept sequence once).
     """
-    packs = whole_packs(seq_lens, shape, packer, seed, chosen)
+    packs = whole_packs(seq_lens, shape, packer=packer, seed=seed, chosen=chosen)
     cp_of = shape.cp_sizes[packs.levels]
-    costs = (shape.cost or ATTENTION).per_rank(*packs.sums.T, cp_of)
+    counts, tokens, squares = packs.sums.T
+    costs = (shape.cost or ATTENTION).per_rank(counts, tokens, squares, cp_of)
     order = neighbours(costs, packs.levels)
     kinds, starts = _microbatches(packs, order, shape)
     early = 0
@@ -110,7 +111,7 @@ def plan_epoch(
 
 
 def whole_packs(
-    seq_lens: np.ndarray, shape: Shape, packer: str, seed: int, chosen: np.ndarray | None
+    seq_lens: np.ndarray, shape: Shape, *, packer: str, seed: int, chosen: np.ndarray | None
 ) -> LevelPacks:
     """Packs of one epoch in whole micro-batches, or in whole steps where a step has one level."""
     units = shape.replicas() * (shape.num_microbatches if shape.one_level else 1)
@@ -127,6 +128,7 @@ def whole_packs(
         packs,
         units=units,
         units_together=1 if shape.one_level else max(1, shape.num_microbatches),
+        limits=shape.limits(),
         cost=shape.cost or ATTENTION,
     )
 

@@ -19,7 +19,7 @@ from megatron_hbp.alignment import Alignment
 from megatron_hbp.config import PLAN_DEFAULTS, HbpConfig, flag_name
 from megatron_hbp.corpus.store import Corpus
 from megatron_hbp.level import Level, check_levels
-from megatron_hbp.plan import Plan
+from megatron_hbp.plan import FORMAT_VERSION, Plan
 from megatron_hbp.planner import build_plan
 
 _POLL_SECONDS = 0.2
@@ -34,6 +34,7 @@ class RunShape:
     num_ranks: int
     num_microbatches: int
     num_stages: int
+    num_virtual_stages: int
     alignment_of: Callable[[tuple[Level, ...]], Alignment]
 
 
@@ -139,8 +140,10 @@ def _planned(
         "num_ranks": shape.num_ranks,
         "num_microbatches": shape.num_microbatches,
         "num_stages": shape.num_stages,
+        "num_virtual_stages": shape.num_virtual_stages,
         "alignment": dataclasses.asdict(wanted),
         "release": metadata.version("megatron_hbp"),
+        "format_version": FORMAT_VERSION,
         **settings,
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
@@ -153,6 +156,7 @@ def _planned(
             shape.num_ranks,
             num_microbatches=shape.num_microbatches,
             num_stages=shape.num_stages,
+            num_virtual_stages=shape.num_virtual_stages,
             alignment=wanted,
             first_trained=corpus.first_trained,
             source_ids=corpus.source_ids,

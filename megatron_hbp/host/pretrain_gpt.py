@@ -102,6 +102,7 @@ def _setup(config: HbpConfig, args: Any, model_config: Any) -> Any:
         num_ranks=args.data_parallel_size,
         num_microbatches=args.global_batch_size // args.data_parallel_size,
         num_stages=args.pipeline_model_parallel_size,
+        num_virtual_stages=args.virtual_pipeline_model_parallel_size or 1,
         alignment_of=lambda levels: checks.run_alignment(args, levels),
     )
     plan, corpus = training_plan(config, shape)

@@ -104,6 +104,7 @@ def _validation_plan(
         num_ranks=num_ranks,
         num_microbatches=1,
         num_stages=1,
+        num_virtual_stages=1,
         alignment_of=lambda levels: alignment(tuple(level.cp_size for level in levels)),
     )
     train = build_plan(

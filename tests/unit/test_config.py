@@ -22,6 +22,7 @@ FLAGS = {
     "--hbp-level",
     "--hbp-epochs",
     "--hbp-curriculum-steps",
+    "--hbp-max-mixing",
     "--hbp-mixing",
     "--hbp-overlong",
     "--hbp-packer",

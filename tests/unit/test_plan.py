@@ -9,6 +9,7 @@ import pytest
 from megatron_hbp import Level, Plan, build_plan
 from megatron_hbp.alignment import Alignment
 from megatron_hbp.audit import array_hash
+from megatron_hbp.cost import PackCost
 
 LEVELS = [Level(64, 1), Level(256, 4)]
 ARRAYS = [
@@ -116,7 +117,11 @@ def test_hash_covers_what_shapes_training(plan):
             changed = (Level(64, 1, 3), Level(256, 4))
         elif field.name == "alignment":
             changed = Alignment(2, (1, 1))
-        elif isinstance(value, int):
+        elif field.name == "cost":
+            changed = PackCost(linear=1.0)
+        elif field.name == "source_weights":
+            changed = (1.0, 2.0)
+        elif isinstance(value, int | float):
             changed = value + 1
         else:
             changed = "other"
@@ -152,9 +157,9 @@ def test_half_written_and_foreign_plans(plan, tmp_path):
     with pytest.raises(ValueError, match=r"plan.json is damaged"):
         Plan.load(folder)
     (folder / "plan.json").write_text(
-        document.replace('"format_version": 1', '"format_version": 99')
+        document.replace('"format_version": 2', '"format_version": 99')
     )
-    with pytest.raises(ValueError, match="has format version 99, this release reads 1"):
+    with pytest.raises(ValueError, match="has format version 99, this release reads 2"):
         Plan.load(folder)
     (folder / "plan.json").write_text(document.replace('"packer"', '"pakker"'))
     with pytest.raises(ValueError, match=r"is damaged .*packer"):
