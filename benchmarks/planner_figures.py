@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 _COLUMNS = 100
@@ -45,35 +45,19 @@ class Row:
 
 def shown(name: str, value: float, form: str = ".4f", bound: float | None = None) -> Figure:
     """A figure without a bar."""
-    return Figure(name, value, _text(value, form), bound=bound, bound_text=_text(bound, form))
+    return replace(_judged(name, value, "", True, form=form, bound=bound), met=None)
 
 
 def at_most(
     name: str, value: float, limit: float, form: str = ".4f", bound: float | None = None
 ) -> Figure:
-    return Figure(
-        name,
-        value,
-        _text(value, form),
-        f"<= {_text(limit, form)}",
-        value <= limit,
-        bound,
-        _text(bound, form),
-    )
+    return _judged(name, value, f"<= {_text(limit, form)}", value <= limit, form=form, bound=bound)
 
 
 def at_least(
     name: str, value: float, limit: float, form: str = ".4f", bound: float | None = None
 ) -> Figure:
-    return Figure(
-        name,
-        value,
-        _text(value, form),
-        f">= {_text(limit, form)}",
-        value >= limit,
-        bound,
-        _text(bound, form),
-    )
+    return _judged(name, value, f">= {_text(limit, form)}", value >= limit, form=form, bound=bound)
 
 
 def between(
@@ -84,15 +68,17 @@ def between(
     bound: float | None = None,
 ) -> Figure:
     low, high = limits
-    return Figure(
-        name,
-        value,
-        _text(value, form),
-        f"{_text(low, form)} .. {_text(high, form)}",
-        low <= value <= high,
-        bound,
-        _text(bound, form),
-    )
+    bar = f"{_text(low, form)} .. {_text(high, form)}"
+    return _judged(name, value, bar, low <= value <= high, form=form, bound=bound)
+
+
+def _judged(
+    name: str, value: float, bar: str, met: bool, *, form: str, bound: float | None
+) -> Figure:
+    # NumPy's numbers and truth values are no JSON
+    met, value = bool(met), float(value)
+    bound = None if bound is None else float(bound)
+    return Figure(name, value, _text(value, form), bar, met, bound, _text(bound, form))
 
 
 def not_run(name: str, why: str) -> Figure:

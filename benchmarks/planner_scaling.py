@@ -16,7 +16,7 @@ BASE = 1_000_000
 MAX_SLOWDOWN = {10_000_000: 2.0, 100_000_000: 2.5}
 MAX_BYTES = 24.0
 METHODS = ("best_fit", "best_fit_decreasing", "build_plan")
-_ROUNDS = {BASE: 5, 10_000_000: 3, 100_000_000: 2}
+_ROUNDS = {BASE: 12, 10_000_000: 3, 100_000_000: 2}
 
 
 def scaling(workloads: Workloads) -> Row:
