@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -75,9 +76,11 @@ def machine() -> dict[str, Any]:
 def machine_text(found: dict[str, Any]) -> str:
     load = " ".join(f"{value:.2f}" for value in found["load"])
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    return (
-        f"megatron_hbp {found['commit']}; {found['cpu']}, {found['cores']} cores; load {load}\n"
-        f"{versions}"
+    return "\n".join(
+        [
+            f"megatron_hbp {found['commit']}; {found['cpu']}, {found['cores']} cores; load {load}",
+            *textwrap.wrap(versions, 100, break_on_hyphens=False),
+        ]
     )
 
 
