@@ -1,6 +1,7 @@
 # make demo       train a DeepSeek-V2-shaped model on CPU (DATA=rows.jsonl TOKENIZER=DIR for your own text)
 # make test       the tests that CI runs
 # make test-slow  the rest, minutes more
+# make fuzz       the kernels under sanitizers on random inputs (SECONDS=60 SEED=0)
 # make lint       ruff, pyright, clang-format, codespell
 # make bench-host the plugin's own cost inside one training process
 # make bench-planner  the planner beside other packers, each figure with its bar
@@ -11,7 +12,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint format bench-host bench-planner clean
+.PHONY: demo test test-slow fuzz lint format bench-host bench-planner clean
 .DEFAULT_GOAL := help
 
 help:
@@ -34,17 +35,32 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(RUN)/python -m pytest -m slow
 
+FUZZ := build/fuzz
+FUZZ_FLAGS := -std=c++17 -O1 -g1 -Wall -Wextra -Werror -pthread \
+	-fsanitize=address,undefined -fno-sanitize-recover=all
+FUZZ_SOURCES := $(filter-out csrc/bindings.cpp,$(wildcard csrc/*.cpp)) $(wildcard tests/fuzz/*.cpp)
+
+fuzz: $(FUZZ)/fuzz_packing
+	$< --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(if $(RUNS),--runs $(RUNS))
+
+$(FUZZ)/fuzz_packing: $(FUZZ_SOURCES:%.cpp=$(FUZZ)/%.o)
+	$(CXX) $(FUZZ_FLAGS) $^ -o $@
+
+$(FUZZ)/%.o: %.cpp $(wildcard csrc/*.h tests/fuzz/*.h)
+	@mkdir -p $(@D)
+	$(CXX) $(FUZZ_FLAGS) -Icsrc -c $< -o $@
+
 lint: $(STAMP)
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
-	$(RUN)/clang-format --dry-run --Werror csrc/*
+	$(RUN)/clang-format --dry-run --Werror csrc/* tests/fuzz/*
 	$(RUN)/codespell
 	$(RUN)/pyright --pythonpath $(RUN)/python
 
 format: $(STAMP)
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
-	$(RUN)/clang-format -i csrc/*
+	$(RUN)/clang-format -i csrc/* tests/fuzz/*
 
 bench-host: $(STAMP)
 	$(RUN)/python -m benchmarks.host_overhead

@@ -267,9 +267,15 @@ def greedy_fill(items, multiple, spaces, first_pack):
     return items, spaces, pack_of
 
 
-def count_by_pack(pack_of, num_packs):
-    """How many items each pack has."""
-    return [list(pack_of).count(pack) for pack in range(num_packs)]
+def group(items, pack_of, num_packs):
+    """(ids by pack, offsets of packs): packs in the order of their numbers."""
+    packs = [[] for _ in range(num_packs)]
+    for (sequence, _), pack in zip(items, pack_of, strict=True):
+        packs[pack].append(sequence)
+    offsets = [0]
+    for pack in packs:
+        offsets.append(offsets[-1] + len(pack))
+    return [sequence for pack in packs for sequence in pack], offsets
 
 
 def gather(items, pack_of, starts):
@@ -337,52 +343,68 @@ def replica_order(costs, starts, per_step, num_ranks):
     return order
 
 
-def mixed_steps(deviations, per_step, seed):
-    """Micro-batches of step 0, then of step 1, ...: steps whose deviations sum up to little.
+def mixed_steps(deviations, per_step, seed, peaks=None):
+    """Micro-batches of step 0, then of step 1, ...: steps that cost little.
 
-    Open steps stand in a row, 0, 1, 2, ... at first; "the first of equals" is the first in the row.
-    Where a full step stood, the last of the row moves. With one step, or one micro-batch a step,
-    nothing changes places.
+    A step costs the norm of its summed deviations and, where peaks are given, its largest peak.
+    With one step, or one micro-batch a step, nothing changes places.
     """
-
-    def norm(vector):
-        return sum(abs(value) for value in vector)
-
-    def plus(one, other, sign=1):
-        return [a + sign * b for a, b in zip(one, other, strict=True)]
-
     random = Random(seed)
-    num, num_classes = len(deviations), len(deviations[0]) if len(deviations) else 0
-    num_steps = num // per_step
-    steps = [[] for _ in range(num_steps)]
-    sums = [[0] * num_classes for _ in range(num_steps)]
-    row = list(range(num_steps))
-    for microbatch in sorted(range(num), key=lambda i: -norm(deviations[i])):
-        looked_at = range(len(row))
-        if len(row) > CANDIDATES:
-            looked_at = [random.below(len(row)) for _ in range(CANDIDATES)]
-        growth = {
-            i: norm(plus(sums[row[i]], deviations[microbatch])) - norm(sums[row[i]])
-            for i in looked_at
-        }
-        best = min(growth, key=lambda i: (growth[i], len(steps[row[i]])))
-        step = row[best]
-        steps[step].append(microbatch)
-        sums[step] = plus(sums[step], deviations[microbatch])
-        if len(steps[step]) == per_step:
-            row[best] = row[-1]
-            row.pop()
-    result = [microbatch for step in steps for microbatch in step]
+    num, num_steps = len(deviations), len(deviations) // per_step
+    if peaks is None:
+        result = _joined_greedily(deviations, num_steps, per_step, random)
+    else:
+        result = sorted(range(num), key=lambda i: -peaks[i])
+
+    def cost(step):
+        total = _norm([sum(column) for column in zip(*(deviations[i] for i in step), strict=True)])
+        return total if peaks is None else total + max(peaks[i] for i in step)
+
     if num_steps < 2 or per_step < 2:
         return result
     for _ in range(SWAPS * num):
         here, there = random.below(num), random.below(num)
-        one, other = here // per_step, there // per_step
-        if one == other:
+        if here // per_step == there // per_step:
             continue
-        change = plus(deviations[result[there]], deviations[result[here]], -1)
-        changed = plus(sums[one], change), plus(sums[other], change, -1)
-        if norm(changed[0]) + norm(changed[1]) < norm(sums[one]) + norm(sums[other]):
-            sums[one], sums[other] = changed
-            result[here], result[there] = result[there], result[here]
+        swapped = list(result)
+        swapped[here], swapped[there] = result[there], result[here]
+        changed = [slice(at // per_step * per_step, None) for at in (here, there)]
+        before, after = (
+            sum(cost(order[part][:per_step]) for part in changed) for order in (result, swapped)
+        )
+        if after < before:
+            result = swapped
     return result
+
+
+def _joined_greedily(deviations, num_steps, per_step, random):
+    """From the largest deviation on, each micro-batch joins the step whose norm grows least.
+
+    Open steps stand in a row, 0, 1, 2, ... at first; "the first of equals" is the first in the row.
+    Where a full step stood, the last of the row moves.
+    """
+    steps = [[] for _ in range(num_steps)]
+    sums = [[0] * len(deviations[0]) for _ in range(num_steps)]
+    row = list(range(num_steps))
+    for microbatch in sorted(range(len(deviations)), key=lambda i: -_norm(deviations[i])):
+        looked_at = range(len(row))
+        if len(row) > CANDIDATES:
+            looked_at = [random.below(len(row)) for _ in range(CANDIDATES)]
+        changed = {i: _plus(sums[row[i]], deviations[microbatch]) for i in looked_at}
+        growth = {i: _norm(changed[i]) - _norm(sums[row[i]]) for i in looked_at}
+        best = min(growth, key=lambda i: (growth[i], len(steps[row[i]])))
+        step = steps[row[best]]
+        step.append(microbatch)
+        sums[row[best]] = changed[best]
+        if len(step) == per_step:
+            row[best] = row[-1]
+            row.pop()
+    return [microbatch for step in steps for microbatch in step]
+
+
+def _norm(vector):
+    return sum(abs(value) for value in vector)
+
+
+def _plus(one, other):
+    return [a + b for a, b in zip(one, other, strict=True)]

@@ -19,6 +19,7 @@ COSTS = np.array([1.0, 2.0])
 LENGTHS = np.array([5, 3, 4])
 LIMITS = np.array([3, 5])
 DEVIATIONS = np.array([[1, -1], [-1, 1]])
+PEAKS = np.array([3, 0])
 NO_ROOM = "starts must leave room"
 
 GOOD = {
@@ -32,13 +33,13 @@ GOOD = {
     "iterative_sampling": (ITEMS, 10, 1, 9, 3, 1, PACKS),
     "look_ahead": (ITEMS, 10, 1, 1, PACKS),
     "greedy_fill": (ITEMS, 1, STARTS, 0, PACKS),
-    "count_by_pack": (PACKS, 2),
+    "group": (ITEMS, PACKS, 2),
     "gather": (ITEMS, PACKS, STARTS),
     "sum_packs": (ITEMS, PACKS, 2),
     "split_packs": (ITEMS, PACKS, np.array([0]), 2),
     "class_tokens": (ITEMS, PACKS, GROUPS, 1, BINS, PACKS, 2),
     "replica_order": (COSTS, STARTS, 1, 2),
-    "mixed_steps": (DEVIATIONS, 1, 1),
+    "mixed_steps": (DEVIATIONS, 1, 1, PEAKS),
 }
 WRITTEN = {  # arguments that a kernel writes to
     "iterative_sampling": (0, 6),
@@ -60,12 +61,13 @@ OPTIONAL = {
     "iterative_sampling": (6,),
     "look_ahead": (4,),
     "class_tokens": (5,),
+    "mixed_steps": (3,),
 }
 
 # kernel, place of the argument, value, what the message says
 WRONG_VALUES = [
-    ("shuffled_by_level", 0, np.array([5, 6, 4]), "sequence 1 has 6 tokens; it must have 0 to 5"),
-    ("shuffled_by_level", 0, np.array([-1, 3, 4]), "sequence 0 has -1 tokens"),
+    ("shuffled_by_level", 0, np.array([5, 6, 4]), "less than 0 tokens or more than 5"),
+    ("shuffled_by_level", 0, np.array([-1, 3, 4]), "less than 0 tokens or more than 5"),
     ("shuffled_by_level", 1, np.array([], dtype=np.int64), "must name a level"),
     ("shuffled_by_level", 1, np.array([5, 4]), "limits must ascend"),
     ("shuffled_by_level", 1, np.array([-1, 4]), "limits must ascend"),
@@ -76,10 +78,11 @@ WRONG_VALUES = [
     ("greedy_fill", 2, np.array([-1]), "spaces must be 0 to"),
     ("greedy_fill", 2, np.array([2**31]), "spaces must be 0 to"),
     ("greedy_fill", 4, PACKS[:2], "equally long"),
-    ("count_by_pack", 0, np.array([0, 2], dtype=np.int32), "below the number of packs"),
-    ("count_by_pack", 0, np.array([0, -1], dtype=np.int32), "below the number of packs"),
-    ("count_by_pack", 1, 0, "below the number of packs"),
-    ("count_by_pack", 1, -5, "below the number of packs"),
+    ("group", 1, np.array([0, 2, 0], dtype=np.int32), "below the number of packs"),
+    ("group", 1, np.array([0, -1, 0], dtype=np.int32), "below the number of packs"),
+    ("group", 2, 0, "below the number of packs"),
+    ("group", 2, -5, "below the number of packs"),
+    ("group", 1, PACKS[:2], "equally long"),
     ("gather", 1, PACKS[:2], "equally long"),
     ("gather", 2, np.array([0]), "below the number of packs"),
     ("gather", 2, np.array([0, 3]), NO_ROOM),
@@ -109,6 +112,9 @@ WRONG_VALUES = [
     ("replica_order", 3, 3, "replicas must divide the ranks"),
     ("mixed_steps", 0, DEVIATIONS[0], "two-dimensional"),
     ("mixed_steps", 0, np.array([[-(2**63)], [0]]), "too large"),
+    ("mixed_steps", 3, np.array([-1, 1]), "0 or more"),
+    ("mixed_steps", 3, np.array([2**62, 1]), "fit sums"),
+    ("mixed_steps", 3, np.array([1]), "one entry per micro-batch"),
     ("mixed_steps", 1, 0, "per_step must divide"),
     ("mixed_steps", 1, 3, "per_step must divide"),
 ]

@@ -24,16 +24,17 @@ def test_sums_of_packs(rounds_and_sizes, dtype):
         num = int(rng.integers(0, most)) if rounds > 2 else most - turn
         items, pack_of, num_packs = random_packing(rng, num, dtype, (9, 70000)[turn % 2])
         listed, packs = pairs(items), pack_of.tolist()
-        counts = _C.count_by_pack(pack_of, num_packs)
-        assert counts.dtype == np.int64
-        assert counts.tolist() == reference.count_by_pack(packs, num_packs)
+        ids, offsets = _C.group(items, pack_of, num_packs)
+        assert ids.dtype == dtype["id"]
+        assert offsets.dtype == np.int64
+        assert (ids.tolist(), offsets.tolist()) == reference.group(listed, packs, num_packs)
         sums = _C.sum_packs(items, pack_of, num_packs)
         assert sums.dtype == np.int64
         assert sums.tolist() == reference.sum_packs(listed, packs, num_packs)
 
         order = rng.permutation(num_packs)  # packs are laid down in another order
         starts = np.empty(num_packs, dtype=np.int64)
-        starts[order] = np.cumsum([0, *counts[order][:-1]])
+        starts[order] = np.cumsum([0, *np.diff(offsets)[order][:-1]])
         ids = _C.gather(items, pack_of, starts)
         assert ids.dtype == dtype["id"]
         assert ids.tolist() == reference.gather(listed, packs, starts.tolist())
@@ -83,14 +84,17 @@ def test_replica_order():
         )
 
 
-def test_mixed_steps():
+@pytest.mark.parametrize("with_peaks", [False, True])
+def test_mixed_steps(with_peaks):
     rng = np.random.default_rng(6)
-    for turn in range(250):
+    for turn in range(200):
         per_step = int(rng.integers(1, 6))
-        num_steps = int(rng.integers(0, 8)) if turn % 10 else int(rng.integers(30, 40))
-        shape = (num_steps * per_step, int(rng.integers(0, 5)))
+        num_steps = int(rng.integers(0, 8)) if turn % 20 else int(rng.integers(30, 40))
+        num = num_steps * per_step
         most = int(rng.choice([1, 3, 10**6, 2**40]))
-        deviations = rng.integers(-most, most + 1, shape)
-        found = _C.mixed_steps(deviations, per_step, turn)
+        deviations = rng.integers(-most, most + 1, (num, int(rng.integers(0, 5))))
+        peaks = rng.integers(0, most * int(rng.choice([1, 4])) + 1, num) if with_peaks else None
+        found = _C.mixed_steps(deviations, per_step, turn, peaks)
         assert found.dtype == np.int64
-        assert found.tolist() == reference.mixed_steps(deviations.tolist(), per_step, turn)
+        wanted = reference.mixed_steps(deviations.tolist(), per_step, turn, peaks)
+        assert found.tolist() == wanted
