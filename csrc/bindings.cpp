@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -43,9 +43,12 @@ void RequireVector(const py::array& array, const char* name) {
 // Gives a buffer's memory to NumPy.
 template <typename T>
 Array<T> ToArray(hbp::Buffer<T>&& buffer) {
-  const auto size = static_cast<py::ssize_t>(buffer.size());
-  T* data = buffer.release();
-  return Array<T>(size, data, py::capsule(data, [](void* p) { std::free(p); }));
+  auto owned = std::make_unique<hbp::Buffer<T>>(std::move(buffer));
+  const auto size = static_cast<py::ssize_t>(owned->size());
+  T* data = owned->data();
+  py::capsule owner(owned.get(), [](void* p) { delete static_cast<hbp::Buffer<T>*>(p); });
+  owned.release();
+  return Array<T>(size, data, owner);
 }
 
 template <typename T>
@@ -102,14 +105,12 @@ py::tuple ShuffledByLevel(const Array<Length>& seq_lens, const Array<int64_t>& l
 }
 
 template <typename Id>
-Items<Id> Descending(const Items<Id>& items, uint64_t seed) {
+void SortDescending(Items<Id>& items, uint64_t seed) {
   RequireVector(items, "items");
-  hbp::Buffer<hbp::Item<Id>> sorted;
-  {
-    py::gil_scoped_release release;
-    sorted = hbp::Descending(items.data(), items.size(), seed);
-  }
-  return ToArray(std::move(sorted));
+  hbp::Item<Id>* data = items.mutable_data();
+  const int64_t num = items.size();
+  py::gil_scoped_release release;
+  hbp::SortDescending(data, num, seed);
 }
 
 // Calls kernel(items, num, pack_of) without the GIL; writes into `out` where it is given.
@@ -122,7 +123,7 @@ py::tuple Pack(const Items<Id>& items, int64_t capacity, int64_t multiple,
     RequireVector(*out, "out");
     Require(out->size() == items.size(), "items and out must be equally long");
   }
-  Array<Id> pack_of = out ? *out : Array<Id>(items.size());
+  Array<Id> pack_of = out ? *out : ToArray(hbp::Buffer<Id>(items.size()));
   Id* to = pack_of.mutable_data();
   int64_t num_packs;
   {
@@ -165,14 +166,15 @@ int64_t GreedyFill(Items<Id>& items, int64_t multiple, Array<int64_t>& spaces, i
 }
 
 template <typename Id>
-Array<int64_t> CountByPack(const Array<Id>& pack_of, int64_t num_packs) {
-  CheckPacks<Id>(Items<Id>(pack_of.size()), pack_of, num_packs);
-  std::vector<int64_t> counts;
+py::tuple Group(const Items<Id>& items, const Array<Id>& pack_of, int64_t num_packs) {
+  CheckPacks(items, pack_of, num_packs);
+  hbp::Buffer<Id> ids;
+  std::vector<int64_t> offsets;
   {
     py::gil_scoped_release release;
-    counts = hbp::CountByPack(pack_of.data(), pack_of.size(), num_packs);
+    ids = hbp::Group(items.data(), pack_of.data(), items.size(), num_packs, &offsets);
   }
-  return ToArray(counts);
+  return py::make_tuple(ToArray(std::move(ids)), ToArray(offsets));
 }
 
 template <typename Id>
@@ -342,8 +344,8 @@ void DefineForIds(py::module_& module) {
   const auto items = py::arg("items").noconvert();
   const auto pack_of = py::arg("pack_of").noconvert();
   const auto out = py::arg("out").noconvert() = py::none();
-  module.def("descending", Descending<Id>, items, py::arg("seed"),
-             "Items by descending length, ties at random.");
+  module.def("sort_descending", SortDescending<Id>, items, py::arg("seed"),
+             "Sorts items in place by falling length, ties at random.");
   module.def(
       "best_fit",
       [](const Items<Id>& list, int64_t capacity, int64_t multiple, bool in_streams,
@@ -394,8 +396,11 @@ void DefineForIds(py::module_& module) {
   module.def("greedy_fill", GreedyFill<Id>, items, py::arg("multiple"),
              py::arg("spaces").noconvert(), py::arg("first_pack"), pack_of,
              "Fills spaces from the front of items, in place; returns how many were taken.");
-  module.def("count_by_pack", CountByPack<Id>, pack_of, py::arg("num_packs"),
-             "How many items each pack has.");
+  module.def(
+      "empty_packs", [](const Items<Id>& list) { return ToArray(hbp::Buffer<Id>(list.size())); },
+      items, "Room for the pack of each item, not filled.");
+  module.def("group", Group<Id>, items, pack_of, py::arg("num_packs"),
+             "Ids by pack, in the order of pack numbers: (ids, offsets).");
   module.def("gather", Gather<Id>, items, pack_of, py::arg("starts").noconvert(),
              "Ids by pack, pack p's from starts[p] on.");
   module.def("sum_packs", SumPacks<Id>, items, pack_of, py::arg("num_packs"),

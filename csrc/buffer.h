@@ -1,5 +1,5 @@
-// An array that is not filled when it is made; large ones ask the kernel for huge pages, because
-// packing touches memory at random.
+// An array that is not filled when it is made. A large one asks the kernel for huge pages: packing
+// touches memory at random, and fresh memory in small pages costs more than the packing itself.
 
 #ifndef HBP_BUFFER_H_
 #define HBP_BUFFER_H_
@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
 #include <new>
+#include <utility>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -16,41 +16,84 @@
 
 namespace hbp {
 
+// Bytes of memory, in huge pages where there are enough of them.
+class Memory {
+ public:
+  Memory() = default;
+  explicit Memory(size_t bytes) {
+#ifdef __linux__
+    constexpr size_t kHugePage = size_t{1} << 21;
+    if (bytes >= kHugePage / 2) {
+      mapped_ = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+      void* mapped = mmap(nullptr, mapped_ + kHugePage, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (mapped == MAP_FAILED) throw std::bad_alloc();
+      // Give back what is before and after the huge pages.
+      char* first = static_cast<char*>(mapped);
+      const size_t before =
+          (kHugePage - reinterpret_cast<uintptr_t>(first) % kHugePage) % kHugePage;
+      if (before > 0) munmap(first, before);
+      data_ = first + before;
+      munmap(first + before + mapped_, kHugePage - before);
+      madvise(data_, mapped_, MADV_HUGEPAGE);
+      return;
+    }
+#endif
+    data_ = std::malloc(bytes > 0 ? bytes : 1);
+    if (data_ == nullptr) throw std::bad_alloc();
+  }
+  Memory(Memory&& other) noexcept { *this = std::move(other); }
+  Memory& operator=(Memory&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(mapped_, other.mapped_);
+    return *this;
+  }
+  ~Memory() {
+#ifdef __linux__
+    if (mapped_ > 0) {
+      munmap(data_, mapped_);
+      return;
+    }
+#endif
+    std::free(data_);
+  }
+
+  void* get() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t mapped_ = 0;  // bytes, 0 for memory of malloc
+};
+
 template <typename T>
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(int64_t size) : size_(size) {
-    constexpr size_t kHuge = size_t{1} << 21;
-    size_t bytes = static_cast<size_t>(size) * sizeof(T);
-    if (bytes < 8 * kHuge) {
-      data_.reset(static_cast<T*>(std::malloc(bytes > 0 ? bytes : 1)));
-    } else {
-      bytes = (bytes + kHuge - 1) / kHuge * kHuge;
-      data_.reset(static_cast<T*>(std::aligned_alloc(kHuge, bytes)));
-#ifdef __linux__
-      if (data_) madvise(data_.get(), bytes, MADV_HUGEPAGE);
-#endif
-    }
-    if (!data_) throw std::bad_alloc();
+  explicit Buffer(int64_t size)
+      : memory_(static_cast<size_t>(size) * sizeof(T)),
+        data_(static_cast<T*>(memory_.get())),
+        size_(size) {}
+  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    memory_ = std::move(other.memory_);
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+    return *this;
   }
 
   int64_t size() const { return size_; }
-  T* data() { return data_.get(); }
-  const T* data() const { return data_.get(); }
+  T* data() { return data_; }
+  const T* data() const { return data_; }
   T& operator[](int64_t index) { return data_[index]; }
   const T& operator[](int64_t index) const { return data_[index]; }
-  T* begin() { return data_.get(); }
-  T* end() { return data_.get() + size_; }
-  const T* begin() const { return data_.get(); }
-  const T* end() const { return data_.get() + size_; }
-  T* release() { return data_.release(); }  // to be freed with std::free
+  T* begin() { return data_; }
+  T* end() { return data_ + size_; }
+  const T* begin() const { return data_; }
+  const T* end() const { return data_ + size_; }
 
  private:
-  struct Free {
-    void operator()(T* pointer) const { std::free(pointer); }
-  };
-  std::unique_ptr<T[], Free> data_;
+  Memory memory_;
+  T* data_ = nullptr;
   int64_t size_ = 0;
 };
 

@@ -17,14 +17,13 @@ template <typename Id>
 class Pool {
  public:
   Pool(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multiple)
-      : charges_(num), there_(num + 1) {
-    Buffer<Item<Id>> places(num);
-    for (int64_t i = 0; i < num; ++i) places[i] = {static_cast<Id>(i), items[i].length};
-    sorted_ = SortedByLength(places.data(), num, false);
+      : sorted_(num), charges_(num), there_(num + 1) {
+    for (int64_t i = 0; i < num; ++i) sorted_[i] = {static_cast<Id>(i), items[i].length};
+    SortByLength(sorted_.data(), num, false);
     for (int64_t i = 0; i < num; ++i) {
-      charges_[i] = static_cast<int32_t>(Charge(items[sorted_[i].id], capacity, multiple));
-      there_.Insert(i);
+      charges_[i] = static_cast<int32_t>(RoundUp(sorted_[i].length, multiple));
     }
+    there_.InsertUpTo(num);
     if (!IsDense(capacity, num)) return;
     counts_ = Buffer<Id>(capacity + 1);
     int64_t rank = 0;
@@ -43,6 +42,8 @@ class Pool {
   // The first one there at or after a rank, the last one at or before it, or -1.
   int64_t Next(int64_t rank) const { return there_.Next(rank); }
   int64_t Previous(int64_t rank) const { return there_.Previous(rank); }
+  // The first one there of all, which never moves down, or -1.
+  int64_t First() { return first_ = Next(std::max<int64_t>(first_, 0)); }
   // The longest one there that takes at most `tokens`, the shortest that takes more, or -1.
   int64_t LongestUpTo(int64_t tokens) const { return Previous(NumUpTo(tokens) - 1); }
   int64_t ShortestAbove(int64_t tokens) const { return Next(NumUpTo(tokens)); }
@@ -57,6 +58,7 @@ class Pool {
   Buffer<int32_t> charges_;
   Buffer<Id> counts_;  // by tokens, for capacities that fit a table
   SuccessorSet<6> there_;
+  int64_t first_ = 0;
 };
 
 }  // namespace
@@ -65,6 +67,7 @@ template <typename Id>
 Id LookAhead(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multiple, uint64_t seed,
              Id* pack_of) {
   Id num_packs = 0;
+  CheckCharges(items, num, capacity, multiple);
   Pool<Id> pool(items, num, capacity, multiple);
   Random random(seed);
   // One there among ranks from .. to, at random; `to` is there.
@@ -85,10 +88,11 @@ Id LookAhead(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multi
     };
     take(2 * pool.charge(last) > capacity ? last : draw(0, last));
     while (true) {
+      const int64_t shortest = pool.First();
+      if (shortest < 0 || pool.charge(shortest) > space) break;
+      const int64_t least = pool.charge(shortest);
       const int64_t longest = pool.LongestUpTo(space);
-      if (longest < 0) break;
       const int64_t most = pool.charge(longest);
-      const int64_t least = pool.charge(pool.Next(0));
       if (space - most < least) {
         take(longest);
         break;

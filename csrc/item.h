@@ -4,9 +4,12 @@
 #ifndef HBP_ITEM_H_
 #define HBP_ITEM_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+
+#include "parallel.h"
 
 namespace hbp {
 
@@ -32,6 +35,24 @@ inline int64_t Charge(const Item<Id>& item, int64_t capacity, int64_t multiple) 
                                 std::to_string(capacity));
   }
   return charge;
+}
+
+// Throws unless every item fits a pack.
+template <typename Id>
+void CheckCharges(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multiple) {
+  bool fits[kHalves];
+  InHalves(num, [&](int half) {
+    int32_t least = 1;
+    int32_t most = 1;
+    const int64_t end = HalfStart(num, half + 1);
+    for (int64_t i = HalfStart(num, half); i < end; ++i) {
+      least = std::min(least, items[i].length);
+      most = std::max(most, items[i].length);
+    }
+    fits[half] = least >= 1 && most <= capacity / multiple * multiple;
+  });
+  if (fits[0] && fits[1]) return;
+  for (int64_t i = 0; i < num; ++i) Charge(items[i], capacity, multiple);
 }
 
 }  // namespace hbp

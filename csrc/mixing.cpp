@@ -75,10 +75,10 @@ class Grouping {
   }
 
   // Lets the micro-batches at two places change places if that lowers the cost of their steps.
-  void SwapIfBetter(int64_t here, int64_t there) {
+  bool SwapIfBetter(int64_t here, int64_t there) {
     int64_t* sum_here = Sum(here / per_step_);
     int64_t* sum_there = Sum(there / per_step_);
-    if (sum_here == sum_there) return;
+    if (sum_here == sum_there) return false;
     const int64_t* row_here = Row(steps_[here]);
     const int64_t* row_there = Row(steps_[there]);
     int64_t growth = 0;
@@ -91,13 +91,14 @@ class Grouping {
       growth += std::abs(sum_here[c] + change) + std::abs(sum_there[c] - change) -
                 std::abs(sum_here[c]) - std::abs(sum_there[c]);
     }
-    if (growth >= 0) return;
+    if (growth >= 0) return false;
     for (int64_t c = 0; c < num_classes_; ++c) {
       const int64_t change = row_there[c] - row_here[c];
       sum_here[c] += change;
       sum_there[c] -= change;
     }
     std::swap(steps_[here], steps_[there]);
+    return true;
   }
 
   Buffer<int64_t> Steps() && { return std::move(steps_); }
@@ -142,10 +143,14 @@ Buffer<int64_t> MixedSteps(const int64_t* deviations, int64_t num, int64_t num_c
   } else {
     grouping.Greedily(&random);
   }
-  const bool can_swap = num > per_step && per_step > 1;
-  for (int64_t round = 0; can_swap && round < kSwaps * num; ++round) {
-    const int64_t here = random.Below(num);
-    grouping.SwapIfBetter(here, random.Below(num));
+  if (num == per_step || per_step == 1) return std::move(grouping).Steps();
+  int64_t num_swaps = num;
+  for (int round = 0; round < kRounds && num_swaps * kEnough >= num; ++round) {
+    num_swaps = 0;
+    for (int64_t pair = 0; pair < num; ++pair) {
+      const int64_t here = random.Below(num);
+      num_swaps += grouping.SwapIfBetter(here, random.Below(num));
+    }
   }
   return std::move(grouping).Steps();
 }

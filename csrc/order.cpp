@@ -77,43 +77,34 @@ LevelItems<Id> ShuffledByLevel(const Length* lengths, const Id* chosen, int64_t 
     ForEach(lengths, chosen, HalfStart(num, half), HalfStart(num, half + 1), limits, num_levels,
             seed, visit);
   };
-  std::vector<int64_t> sizes[kHalves];
-  InHalves(num, [&](int half) {
-    std::vector<int64_t> counts(num_levels, 0);
-    for_half(half, [&](Id id, int64_t length, int64_t level, uint32_t) {
-      if (length < 0 || length > limits[num_levels - 1]) {
-        throw std::invalid_argument("sequence " + std::to_string(id) + " has " +
-                                    std::to_string(length) + " tokens; it must have 0 to " +
-                                    std::to_string(limits[num_levels - 1]));
-      }
-      ++counts[level];
-    });
-    sizes[half] = std::move(counts);
-  });
-  LevelItems<Id> result;
-  result.starts.assign(1, 0);
-  std::vector<int> shifts(num_levels);  // from 16 random bits to a bucket of the level
-  std::vector<int64_t> first_buckets(num_levels);
-  int64_t num_buckets = 0;
-  for (int64_t level = num_levels - 1; level >= 0; --level) {
-    const int64_t size = sizes[0][level] + sizes[1][level];
-    result.starts.push_back(result.starts.back() + size);
-    const int bits = BucketBits(size);
-    shifts[level] = 16 - bits;
-    first_buckets[level] = num_buckets;
-    num_buckets += int64_t{1} << bits;
-  }
-  const auto bucket_of = [&](int64_t level, uint32_t bits) {
-    return first_buckets[level] + (bits >> shifts[level]);
+  const int bucket_bits = BucketBits(num);
+  // Buckets by level, the longest level first.
+  const auto bucket_of = [=](int64_t level, uint32_t bits) {
+    return ((num_levels - 1 - level) << bucket_bits) + (bits >> (16 - bucket_bits));
   };
+  const int64_t num_buckets = num_levels << bucket_bits;
   std::vector<int64_t> next[kHalves];
   InHalves(num, [&](int half) {
     std::vector<int64_t> counts(num_buckets, 0);
-    for_half(half,
-             [&](Id, int64_t, int64_t level, uint32_t bits) { ++counts[bucket_of(level, bits)]; });
+    int64_t least = 0;
+    int64_t most = 0;
+    for_half(half, [&](Id, int64_t length, int64_t level, uint32_t bits) {
+      least = std::min(least, length);
+      most = std::max(most, length);
+      ++counts[bucket_of(level, bits)];
+    });
+    if (least < 0 || most > limits[num_levels - 1]) {
+      throw std::invalid_argument("a sequence has less than 0 tokens or more than " +
+                                  std::to_string(limits[num_levels - 1]) +
+                                  ", the longest that a level holds");
+    }
     next[half] = std::move(counts);
   });
   const std::vector<int64_t> starts = Starts(next);
+  LevelItems<Id> result;
+  for (int64_t level = 0; level <= num_levels; ++level) {
+    result.starts.push_back(starts[level << bucket_bits]);
+  }
   result.items = Buffer<Item<Id>>(starts.back());
   Item<Id>* items = result.items.data();
   InHalves(num, [&](int half) {
@@ -133,24 +124,24 @@ LevelItems<Id> ShuffledByLevel(const Length* lengths, const Id* chosen, int64_t 
 }
 
 template <typename Id>
-Buffer<Item<Id>> SortedByLength(const Item<Id>* items, int64_t num, bool descending) {
-  Buffer<Item<Id>> sorted(num);
+void SortByLength(Item<Id>* items, int64_t num, bool descending) {
   int32_t longest = 0;
   for (int64_t i = 0; i < num; ++i) longest = std::max(longest, items[i].length);
-  // A radix sort with digits of at most 9 bits: few enough streams for the cache.
-  int bits = 1;
+  // A radix sort with an even number of digits of at most 9 bits: few enough streams for the cache,
+  // and the last digit brings the items back to where they were.
+  int bits = 2;
   while (bits < 31 && (longest >> bits) > 0) ++bits;
-  const int num_digits = (bits + 8) / 9;
+  const int num_digits = (bits + 17) / 18 * 2;
   const int digit_bits = (bits + num_digits - 1) / num_digits;
   const int32_t mask = (int32_t{1} << digit_bits) - 1;
   const int32_t flip = descending ? mask : 0;
-  Buffer<Item<Id>> scratch(num_digits > 1 ? num : 0);
-  const Item<Id>* from = items;
+  Buffer<Item<Id>> scratch(num);
+  Item<Id>* from = items;
+  Item<Id>* to = scratch.data();
   for (int digit = 0; digit < num_digits; ++digit) {
     const auto value_of = [=](const Item<Id>& item) {
       return ((item.length >> (digit * digit_bits)) & mask) ^ flip;
     };
-    Item<Id>* to = (num_digits - digit) % 2 == 1 ? sorted.data() : scratch.data();
     std::vector<int64_t> next[kHalves];
     InHalves(num, [&](int half) {
       std::vector<int64_t> counts(static_cast<size_t>(mask) + 1, 0);
@@ -164,28 +155,26 @@ Buffer<Item<Id>> SortedByLength(const Item<Id>* items, int64_t num, bool descend
       const int64_t end = HalfStart(num, half + 1);
       for (int64_t i = HalfStart(num, half); i < end; ++i) to[place[value_of(from[i])]++] = from[i];
     });
-    from = to;
+    std::swap(from, to);
   }
-  return sorted;
 }
 
 template <typename Id>
-Buffer<Item<Id>> Descending(const Item<Id>* items, int64_t num, uint64_t seed) {
-  Buffer<Item<Id>> sorted = SortedByLength(items, num, true);
+void SortDescending(Item<Id>* items, int64_t num, uint64_t seed) {
+  SortByLength(items, num, true);
   InHalves(num, [&](int half) {
     // Runs of equal lengths are shuffled by the half that they start in.
     const int64_t end = HalfStart(num, half + 1);
     int64_t first = HalfStart(num, half);
-    while (first > 0 && first < num && sorted[first].length == sorted[first - 1].length) ++first;
+    while (first > 0 && first < num && items[first].length == items[first - 1].length) ++first;
     while (first < end) {
       int64_t run_end = first + 1;
-      while (run_end < num && sorted[run_end].length == sorted[first].length) ++run_end;
-      Random random(Mix(seed) + static_cast<uint64_t>(sorted[first].length));
-      Shuffle(sorted.data() + first, run_end - first, &random);
+      while (run_end < num && items[run_end].length == items[first].length) ++run_end;
+      Random random(Mix(seed) + static_cast<uint64_t>(items[first].length));
+      Shuffle(items + first, run_end - first, &random);
       first = run_end;
     }
   });
-  return sorted;
 }
 
 #define HBP_INSTANTIATE(Id)                                                                   \
@@ -193,8 +182,8 @@ Buffer<Item<Id>> Descending(const Item<Id>* items, int64_t num, uint64_t seed) {
                                           int64_t, uint64_t);                                 \
   template LevelItems<Id> ShuffledByLevel(const int64_t*, const Id*, int64_t, const int64_t*, \
                                           int64_t, uint64_t);                                 \
-  template Buffer<Item<Id>> SortedByLength(const Item<Id>*, int64_t, bool);                   \
-  template Buffer<Item<Id>> Descending(const Item<Id>*, int64_t, uint64_t);
+  template void SortByLength(Item<Id>*, int64_t, bool);                                       \
+  template void SortDescending(Item<Id>*, int64_t, uint64_t);
 HBP_INSTANTIATE(int32_t)
 HBP_INSTANTIATE(int64_t)
 #undef HBP_INSTANTIATE

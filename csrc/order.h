@@ -32,13 +32,13 @@ template <typename Length, typename Id>
 LevelItems<Id> ShuffledByLevel(const Length* lengths, const Id* chosen, int64_t num,
                                const int64_t* limits, int64_t num_levels, uint64_t seed);
 
-// Items by descending length; equal ones are in random order, which their length seeds.
+// Sorts items by falling length; equal ones are in random order, which their length seeds.
 template <typename Id>
-Buffer<Item<Id>> Descending(const Item<Id>* items, int64_t num, uint64_t seed);
+void SortDescending(Item<Id>* items, int64_t num, uint64_t seed);
 
 // Sorts items by length; equal ones keep their order. O(num) time.
 template <typename Id>
-Buffer<Item<Id>> SortedByLength(const Item<Id>* items, int64_t num, bool descending);
+void SortByLength(Item<Id>* items, int64_t num, bool descending);
 
 }  // namespace hbp
 

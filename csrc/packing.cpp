@@ -20,13 +20,13 @@ int64_t RunEnd(const Item<Id>* items, int64_t first, int64_t num) {
 }
 
 // Places items into the packs of `spaces` and, numbered from num_packs on, into new ones; returns
-// how many packs there are then.
-template <typename Id, typename Spaces>
+// how many packs there are then. kRuns: items of equal length that follow each other go together.
+template <bool kRuns, typename Id, typename Spaces>
 Id PlaceBestFit(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multiple,
                 Id num_packs, Spaces* spaces, Id* pack_of) {
   for (int64_t first = 0; first < num;) {
-    const int64_t charge = Charge(items[first], capacity, multiple);
-    const int64_t end = RunEnd(items, first, num);
+    const int64_t charge = RoundUp(items[first].length, multiple);
+    const int64_t end = kRuns ? RunEnd(items, first, num) : first + 1;
     while (first < end) {
       int64_t space;
       Id pack = spaces->Take(charge, &space);
@@ -34,11 +34,10 @@ Id PlaceBestFit(const Item<Id>* items, int64_t num, int64_t capacity, int64_t mu
         pack = num_packs++;
         space = capacity;
       }
-      int64_t fitting = 1;
-      if (end - first > 1) fitting = std::min(end - first, space / charge);
-      space -= fitting * charge;
-      for (; fitting > 0; --fitting) pack_of[first++] = pack;
-      spaces->Put(pack, space);
+      const int64_t fitting = end - first > 1 ? std::min(end - first, space / charge) : 1;
+      std::fill_n(pack_of + first, fitting, pack);
+      first += fitting;
+      spaces->Put(pack, space - fitting * charge);
     }
   }
   return num_packs;
@@ -47,17 +46,18 @@ Id PlaceBestFit(const Item<Id>* items, int64_t num, int64_t capacity, int64_t mu
 template <typename Id, typename Spaces>
 Id BestFitIn(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multiple,
              bool in_streams, Id* pack_of) {
+  CheckCharges(items, num, capacity, multiple);
   Spaces spaces(capacity);
   if (!in_streams || num < kManyItems) {
-    return PlaceBestFit<Id>(items, num, capacity, multiple, 0, &spaces, pack_of);
+    return PlaceBestFit<true, Id>(items, num, capacity, multiple, 0, &spaces, pack_of);
   }
-  const int64_t stream = num / 32 * 15;
+  const int64_t stream = num / 64 * 31;
   Id num_packs[kHalves];
   Buffer<int64_t> space[kHalves];
   InHalves(num, [&](int half) {
     Spaces own(capacity);
-    num_packs[half] = PlaceBestFit<Id>(items + half * stream, stream, capacity, multiple, 0, &own,
-                                       pack_of + half * stream);
+    num_packs[half] = PlaceBestFit<false, Id>(items + half * stream, stream, capacity, multiple, 0,
+                                              &own, pack_of + half * stream);
     space[half] = Buffer<int64_t>(num_packs[half]);
     own.ForEach([&](Id pack, int64_t free) { space[half][pack] = free; });
   });
@@ -66,8 +66,8 @@ Id BestFitIn(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multi
   for (const auto& half : space) {
     for (const int64_t free : half) spaces.Put(both++, free);
   }
-  return PlaceBestFit<Id>(items + 2 * stream, num - 2 * stream, capacity, multiple, both, &spaces,
-                          pack_of + 2 * stream);
+  return PlaceBestFit<false, Id>(items + 2 * stream, num - 2 * stream, capacity, multiple, both,
+                                 &spaces, pack_of + 2 * stream);
 }
 
 }  // namespace
@@ -86,8 +86,9 @@ Id BestFit(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multipl
 
 template <typename Id>
 Id FirstFit(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multiple, Id* pack_of) {
+  CheckCharges(items, num, capacity, multiple);
   int64_t total = 0;
-  for (int64_t i = 0; i < num; ++i) total += Charge(items[i], capacity, multiple);
+  for (int64_t i = 0; i < num; ++i) total += RoundUp(items[i].length, multiple);
   // All packs but one are more than half full, so there are never more than this.
   const int64_t most_packs = std::min(num, 2 * (total / capacity) + 2);
   int64_t leaves = 1;
@@ -120,10 +121,11 @@ Id FirstFit(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multip
 
 template <typename Id>
 Id NextFit(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multiple, Id* pack_of) {
+  CheckCharges(items, num, capacity, multiple);
   Id num_packs = 0;
   int64_t space = 0;
   for (int64_t i = 0; i < num; ++i) {
-    const int64_t charge = Charge(items[i], capacity, multiple);
+    const int64_t charge = RoundUp(items[i].length, multiple);
     if (charge > space) {
       ++num_packs;
       space = capacity;
@@ -137,6 +139,7 @@ Id NextFit(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multipl
 template <typename Id>
 Id IterativeSampling(Item<Id>* items, int64_t num, int64_t capacity, int64_t multiple,
                      int64_t threshold, int64_t iterations, uint64_t seed, Id* pack_of) {
+  CheckCharges(items, num, capacity, multiple);
   Id num_packs = 0;
   Buffer<Item<Id>> rest(num);
   Random random(seed);
@@ -150,7 +153,7 @@ Id IterativeSampling(Item<Id>* items, int64_t num, int64_t capacity, int64_t mul
       int64_t load = 0;
       int64_t end = first;
       for (; end < num; ++end) {
-        const int64_t charge = Charge(items[end], capacity, multiple);
+        const int64_t charge = RoundUp(items[end].length, multiple);
         if (load + charge > capacity) break;
         load += charge;
       }
@@ -187,15 +190,20 @@ void CountHalves(const Id* pack_of, int64_t num, int64_t num_packs,
   });
 }
 
-}  // namespace
-
+// Ids by pack: item i of a half goes to the next free place of its pack for that half.
 template <typename Id>
-std::vector<int64_t> CountByPack(const Id* pack_of, int64_t num, int64_t num_packs) {
-  std::vector<int64_t> counts[kHalves];
-  CountHalves(pack_of, num, num_packs, counts);
-  for (int64_t pack = 0; pack < num_packs; ++pack) counts[0][pack] += counts[1][pack];
-  return std::move(counts[0]);
+Buffer<Id> Scatter(const Item<Id>* items, const Id* pack_of, int64_t num,
+                   std::vector<int64_t> (&next)[kHalves]) {
+  Buffer<Id> ids(num);
+  InHalves(num, [&](int half) {
+    int64_t* place = next[half].data();
+    const int64_t end = HalfStart(num, half + 1);
+    for (int64_t i = HalfStart(num, half); i < end; ++i) ids[place[pack_of[i]]++] = items[i].id;
+  });
+  return ids;
 }
+
+}  // namespace
 
 template <typename Id>
 Buffer<Id> Gather(const Item<Id>* items, const Id* pack_of, int64_t num, const int64_t* starts,
@@ -211,13 +219,24 @@ Buffer<Id> Gather(const Item<Id>* items, const Id* pack_of, int64_t num, const i
     next[0][pack] = starts[pack];
     next[1][pack] = middle;
   }
-  Buffer<Id> ids(num);
-  InHalves(num, [&](int half) {
-    int64_t* place = next[half].data();
-    const int64_t end = HalfStart(num, half + 1);
-    for (int64_t i = HalfStart(num, half); i < end; ++i) ids[place[pack_of[i]]++] = items[i].id;
-  });
-  return ids;
+  return Scatter(items, pack_of, num, next);
+}
+
+template <typename Id>
+Buffer<Id> Group(const Item<Id>* items, const Id* pack_of, int64_t num, int64_t num_packs,
+                 std::vector<int64_t>* offsets) {
+  std::vector<int64_t> next[kHalves];
+  CountHalves(pack_of, num, num_packs, next);
+  offsets->assign(1, 0);
+  offsets->reserve(num_packs + 1);
+  for (int64_t pack = 0; pack < num_packs; ++pack) {
+    const int64_t start = offsets->back();
+    const int64_t middle = start + next[0][pack];
+    offsets->push_back(middle + next[1][pack]);
+    next[0][pack] = start;
+    next[1][pack] = middle;
+  }
+  return Scatter(items, pack_of, num, next);
 }
 
 #define HBP_INSTANTIATE(Id)                                                                       \
@@ -227,7 +246,7 @@ Buffer<Id> Gather(const Item<Id>* items, const Id* pack_of, int64_t num, const i
   template Id IterativeSampling(Item<Id>*, int64_t, int64_t, int64_t, int64_t, int64_t, uint64_t, \
                                 Id*);                                                             \
   template Buffer<Id> Gather(const Item<Id>*, const Id*, int64_t, const int64_t*, int64_t);       \
-  template std::vector<int64_t> CountByPack(const Id*, int64_t, int64_t);
+  template Buffer<Id> Group(const Item<Id>*, const Id*, int64_t, int64_t, std::vector<int64_t>*);
 HBP_INSTANTIATE(int32_t)
 HBP_INSTANTIATE(int64_t)
 #undef HBP_INSTANTIATE

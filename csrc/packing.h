@@ -23,7 +23,7 @@ namespace hbp {
 // makes the decreasing order fast. O(num + capacity) time; O(num log num) when capacity is far
 // above num.
 //
-// in_streams: from kManyItems items on, two streams, each 15/32 of the items, are packed apart (on
+// in_streams: from kManyItems items on, two streams, each 31/64 of the items, are packed apart (on
 // two threads); the rest then goes into the packs of both, which count as changed in the order of
 // their numbers. Only for items in random order, where it costs no more than a pack or two.
 template <typename Id>
@@ -54,9 +54,10 @@ template <typename Id>
 Buffer<Id> Gather(const Item<Id>* items, const Id* pack_of, int64_t num, const int64_t* starts,
                   int64_t num_packs);
 
-// How many items each pack has.
+// The same with packs in the order of their numbers: pack p's ids are offsets[p] .. offsets[p + 1].
 template <typename Id>
-std::vector<int64_t> CountByPack(const Id* pack_of, int64_t num, int64_t num_packs);
+Buffer<Id> Group(const Item<Id>* items, const Id* pack_of, int64_t num, int64_t num_packs,
+                 std::vector<int64_t>* offsets);
 
 }  // namespace hbp
 

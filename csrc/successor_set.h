@@ -26,6 +26,15 @@ class SuccessorSet {
     words_.assign(num_words, 0);
   }
 
+  // Makes 0 .. num - 1 members.
+  void InsertUpTo(int64_t num) {
+    for (int depth = 0; depth < kLayers && num > 0; ++depth) {
+      for (int64_t word = 0; word < num / 64; ++word) Word(depth, word) = ~uint64_t{0};
+      if (num % 64 > 0) Word(depth, num / 64) |= (uint64_t{1} << (num % 64)) - 1;
+      num = (num + 63) / 64;
+    }
+  }
+
   void Insert(int64_t member) {
     for (int depth = 0; depth < kLayers; ++depth) {
       Word(depth, member >> 6) |= uint64_t{1} << (member & 63);

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from megatron_hbp.plan import Plan
 
 
+_HASHED_AT_ONCE = 2**20  # values, so that no copy of a whole array is made
+
+
 def audit_plan(plan: "Plan", seq_lens: np.ndarray | None = None) -> list[str]:
     """The violations in words, none when the plan is good: see `Plan.audit`."""
     problems = _shape_problems(plan)
@@ -30,9 +33,11 @@ def array_hash(array: np.ndarray) -> str:
     Values that fit are hashed as int32, half the bytes of int64.
     """
     small = len(array) == 0 or (array.min() >= -(2**31) and array.max() < 2**31)
-    return hashlib.sha256(
-        np.ascontiguousarray(array, dtype="<i4" if small else "<i8").data
-    ).hexdigest()
+    digest = hashlib.sha256()
+    for first in range(0, len(array), _HASHED_AT_ONCE):
+        part = array[first : first + _HASHED_AT_ONCE]
+        digest.update(np.ascontiguousarray(part, dtype="<i4" if small else "<i8").data)
+    return digest.hexdigest()
 
 
 def _shape_problems(plan: "Plan") -> list[str]:

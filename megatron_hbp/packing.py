@@ -13,16 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from megatron_hbp import _C
 from megatron_hbp.config import PACKERS
 from megatron_hbp.randomness import mix_seed
-
-try:
-    from megatron_hbp import _C
-except ImportError as error:
-    raise ImportError(
-        "megatron_hbp._C, the compiled planner kernels, cannot be imported; build them in the "
-        "repository with: pip install pybind11 && pip install -e . --no-deps --no-build-isolation"
-    ) from error
 
 MAX_CAPACITY = 2**31 - 1
 # Packs in random order that are this much more than the tokens fill are packed again, closer.
@@ -51,6 +44,10 @@ def pack(
     lengths, methods or numbers.
     """
     check_lengths(seq_lens, "seq_lens")
+    for name, value in (("capacity", capacity), ("seed", seed), ("iterations", iterations)):
+        if not isinstance(value, int | np.integer):
+            raise ValueError(f"{name} is {value!r}; it must be a whole number")
+    capacity, seed = int(capacity), int(seed)
     if not 1 <= capacity <= MAX_CAPACITY:
         raise ValueError(f"capacity is {capacity} tokens; it must be 1 to {MAX_CAPACITY}")
     _check_packer(method)
@@ -61,20 +58,21 @@ def pack(
             f"iterations is {iterations} and threshold {threshold}; they must be at least 1 and "
             f"0 to {capacity}, the capacity"
         )
-    if len(seq_lens):
-        least, most, _ = _C.survey(seq_lens)
-        if least < 1 or most > capacity:
-            bad = np.flatnonzero((seq_lens < 1) | (seq_lens > capacity))
-            raise ValueError(
-                f"sequence {bad[0]} has {seq_lens[bad[0]]} tokens (and {len(bad) - 1} more are out "
-                f"of range); each must have 1 to {capacity}, the capacity"
-            )
-    items, _ = shuffled(seq_lens, np.array([capacity]), mix_seed(seed))
-    items, pack_of, num_packs = pack_items(
+    try:
+        items, _ = shuffled(seq_lens, np.array([capacity]), mix_seed(seed))
+        fits = len(items) == len(seq_lens)  # lengths of 0 are left out
+    except ValueError:
+        fits = False
+    if not fits:
+        bad = np.flatnonzero((seq_lens < 1) | (seq_lens > capacity))
+        raise ValueError(
+            f"sequence {bad[0]} has {seq_lens[bad[0]]} tokens (and {len(bad) - 1} more are out of "
+            f"range); each must have 1 to {capacity}, the capacity"
+        )
+    pack_of, num_packs = pack_items(
         items, capacity, 1, method, mix_seed(seed, 1), threshold=threshold, iterations=iterations
     )
-    offsets = offsets_of(_C.count_by_pack(pack_of, num_packs))
-    return _C.gather(items, pack_of, offsets[:-1]), offsets
+    return _C.group(items, pack_of, num_packs)
 
 
 def shuffled(
@@ -101,24 +99,24 @@ def pack_items(
     threshold: int | None = None,
     iterations: int = 20,
     out: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray, int]:
+) -> tuple[np.ndarray, int]:
     """Packs items that are in random order; lengths are charged rounded up to `multiple`.
 
-    Returns (items, perhaps in another order; the pack of each, in `out` if given; num_packs).
+    Reorders items in place where the method does; returns (pack_of, in `out` if given; num_packs).
     """
     if method == "best_fit":
-        return items, *_C.best_fit(items, capacity, multiple, True, out=out)
+        return _C.best_fit(items, capacity, multiple, True, out=out)
     if method == "next_fit":
-        return items, *_C.next_fit(items, capacity, multiple, out=out)
+        return _C.next_fit(items, capacity, multiple, out=out)
     if method == "isf":
         if threshold is None:
             threshold = capacity - min(128, capacity // 32)
-        return items, *_C.iterative_sampling(
+        return _C.iterative_sampling(
             items, capacity, multiple, threshold, iterations, seed, out=out
         )
-    items = _C.descending(items, seed)
+    _C.sort_descending(items, seed)
     kernel = _C.best_fit if method == "best_fit_decreasing" else _C.first_fit
-    return items, *kernel(items, capacity, multiple, out=out)
+    return kernel(items, capacity, multiple, out=out)
 
 
 @dataclass
@@ -158,7 +156,7 @@ def pack_levels(
     items, starts = shuffled(seq_lens, limits, mix_seed(seed, 0), chosen)
     fronts = starts[:-1][::-1].copy()  # by level: the first item that is in no pack
     ends = starts[1:][::-1]
-    pack_of = np.empty(len(items), dtype=items.dtype["id"])
+    pack_of = _C.empty_packs(items)
     pack_level: list[np.ndarray] = []
     num_packs = 0
     for level in reversed(range(num_levels)):
@@ -198,14 +196,14 @@ def _pack_own(
     """Packs the sequences of one level; writes pack_of, may reorder items; returns num_packs."""
     if packer == "look_ahead":
         return _C.look_ahead(items, capacity, multiple, seed, out=pack_of)[1]
-    packed, _, num_packs = pack_items(items, capacity, multiple, packer, seed, out=pack_of)
-    if packed is not items:
-        items[:] = packed
+    _, num_packs = pack_items(items, capacity, multiple, packer, seed, out=pack_of)
     if packer != "best_fit":
         return num_packs
-    # few sequences to a pack: random order leaves space that a look-ahead finds a use for
-    tokens = int(items["length"].sum(dtype=np.int64))
-    if num_packs > 1 + _SPACE_WORTH_A_LOOK * tokens / capacity:
+    # few sequences to a pack: random order leaves space that a look-ahead may find a use for
+    lens = items["length"]
+    alone = int(np.count_nonzero(lens > capacity // 2))
+    tokens = int(lens.sum(dtype=np.int64))
+    if num_packs > max(alone, 1 + _SPACE_WORTH_A_LOOK * tokens / capacity):
         closer, num_closer = _C.look_ahead(items, capacity, multiple, seed)
         if num_closer < num_packs:
             pack_of[:] = closer

@@ -13,7 +13,7 @@ WINDOW = 256  # how far greedy_fill looks
 PAIRS = 8  # how many pairs look_ahead tries
 DRAWS = 8  # how many times it draws until it meets a sequence that is there
 CANDIDATES = 32  # how many open steps mixed_steps looks at
-SWAPS = 32  # how many swaps it tries for each micro-batch
+ROUNDS, ENOUGH = 32, 64
 
 
 def mix(state):
@@ -51,12 +51,13 @@ def shuffled_by_level(seq_lens, limits, seed, chosen=None):
     """(items, starts): sequences by level, the longest level first, each level in random order.
 
     Place i of the input has 16 random bits, which choose a bucket of its level by their upper bits:
-    1 bucket for up to 4096 sequences of the level, else 2, 4, ... up to 2048, until a bucket has
-    4096 on average. A bucket lists its sequences by place and is then shuffled, with a seed made of
+    1 bucket for up to 4096 places in all, else 2, 4, ... up to 2048, until that many buckets would
+    have 4096 places each. A bucket lists its sequences by place and is then shuffled, with a seed made of
     its number; buckets are numbered through all levels, the longest level first.
     """
     by_level = [[] for _ in limits]
-    for place, sequence in enumerate(range(len(seq_lens)) if chosen is None else chosen):
+    places = range(len(seq_lens)) if chosen is None else chosen
+    for place, sequence in enumerate(places):
         length = int(seq_lens[sequence])
         if length == 0:
             continue
@@ -64,11 +65,11 @@ def shuffled_by_level(seq_lens, limits, seed, chosen=None):
         word = mix((seed + (place // 4 + 1) * GOLDEN) & MASK)
         bits = word >> 16 * (place % 4) & 0xFFFF
         by_level[level].append((bits, (int(sequence), length)))
+    choice_bits = 0
+    while choice_bits < 11 and len(places) >> choice_bits > 4096:
+        choice_bits += 1
     items, starts, num_buckets = [], [0], 0
     for here in reversed(by_level):
-        choice_bits = 0
-        while choice_bits < 11 and len(here) >> choice_bits > 4096:
-            choice_bits += 1
         buckets = [[] for _ in range(1 << choice_bits)]
         for bits, item in here:
             buckets[bits >> (16 - choice_bits)].append(item)
@@ -98,7 +99,7 @@ def best_fit(items, capacity, multiple=1, in_streams=False):
     packs = []  # [free tokens, when it changed, number]
     if not in_streams or len(items) < MANY_ITEMS:
         return _place_best_fit(items, capacity, multiple, packs), len(packs)
-    stream = len(items) // 32 * 15
+    stream = len(items) // 64 * 31
     pack_of = []
     for first in (0, stream):
         own = []
@@ -362,18 +363,23 @@ def mixed_steps(deviations, per_step, seed, peaks=None):
 
     if num_steps < 2 or per_step < 2:
         return result
-    for _ in range(SWAPS * num):
-        here, there = random.below(num), random.below(num)
-        if here // per_step == there // per_step:
-            continue
-        swapped = list(result)
-        swapped[here], swapped[there] = result[there], result[here]
-        changed = [slice(at // per_step * per_step, None) for at in (here, there)]
-        before, after = (
-            sum(cost(order[part][:per_step]) for part in changed) for order in (result, swapped)
-        )
-        if after < before:
-            result = swapped
+    for _ in range(ROUNDS):
+        num_swaps = 0
+        for _ in range(num):
+            here, there = random.below(num), random.below(num)
+            if here // per_step == there // per_step:
+                continue
+            swapped = list(result)
+            swapped[here], swapped[there] = result[there], result[here]
+            changed = [slice(at // per_step * per_step, None) for at in (here, there)]
+            before, after = (
+                sum(cost(order[part][:per_step]) for part in changed) for order in (result, swapped)
+            )
+            if after < before:
+                result = swapped
+                num_swaps += 1
+        if num_swaps * ENOUGH < num:
+            break
     return result
 
 

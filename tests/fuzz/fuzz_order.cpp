@@ -50,12 +50,14 @@ void FuzzOrderOf(Input* input) {
   const auto is_longer = [](const Item<Id>& one, const Item<Id>& other) {
     return one.length > other.length;
   };
-  const Buffer<Item<Id>> falling = Descending(items.data(), shape.num, seed);
+  std::vector<Item<Id>> falling(items.begin(), items.end());
+  SortDescending(falling.data(), shape.num, seed);
   Check(std::is_sorted(falling.begin(), falling.end(), is_longer), "descending");
   Check(Sorted(falling.begin(), falling.end()) == Sorted(items.begin(), items.end()),
         "descending keeps the items");
   for (const bool descending : {false, true}) {
-    const Buffer<Item<Id>> sorted = SortedByLength(items.data(), shape.num, descending);
+    std::vector<Item<Id>> sorted(items.begin(), items.end());
+    SortByLength(sorted.data(), shape.num, descending);
     for (int64_t i = 1; i < shape.num; ++i) {
       const auto& [one, other] = std::tie(sorted[i - 1], sorted[i]);
       Check(one.length == other.length ? one.id < other.id

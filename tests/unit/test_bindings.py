@@ -33,6 +33,7 @@ GOOD = {
     "iterative_sampling": (ITEMS, 10, 1, 9, 3, 1, PACKS),
     "look_ahead": (ITEMS, 10, 1, 1, PACKS),
     "greedy_fill": (ITEMS, 1, STARTS, 0, PACKS),
+    "empty_packs": (ITEMS,),
     "group": (ITEMS, PACKS, 2),
     "gather": (ITEMS, PACKS, STARTS),
     "sum_packs": (ITEMS, PACKS, 2),
@@ -155,6 +156,13 @@ def test_every_kernel_is_typed_and_tested_here():
         assert signature
         wanted = re.findall(r"(\w+): ", signature[1])
         assert re.findall(r"(\w+): ", declared[1]) == wanted, name
+
+
+def test_room_for_packs():
+    for dtype in (_C.ITEM32, _C.ITEM64):
+        room = _C.empty_packs(items_of([5, 3, 4], dtype))
+        assert room.dtype == dtype["id"]
+        assert room.shape == (3,)
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -111,7 +111,7 @@ def bisecting_best_fit(items, capacity, in_streams):
 
     if not in_streams or len(items) < reference.MANY_ITEMS:
         return place(items, [], 0)
-    stream = len(items) // 32 * 15
+    stream = len(items) // 64 * 31
     all_packs, pack_of, num_packs = [], [], 0
     for first in (0, stream):
         own = []
