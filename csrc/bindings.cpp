@@ -190,12 +190,13 @@ Array<Id> Gather(const Items<Id>& items, const Array<Id>& pack_of, const Array<i
 }
 
 Array<int64_t> ToArray(const hbp::Buffer<hbp::PackSum>& sums) {
-  Array<int64_t> result({static_cast<py::ssize_t>(sums.size()), py::ssize_t{3}});
+  const int64_t num = sums.size();
+  Array<int64_t> result({int64_t{3}, num});
   int64_t* to = result.mutable_data();
-  for (const hbp::PackSum& sum : sums) {
-    *to++ = sum.count;
-    *to++ = sum.tokens;
-    *to++ = sum.squares;
+  for (int64_t pack = 0; pack < num; ++pack) {
+    to[pack] = sums[pack].count;
+    to[num + pack] = sums[pack].tokens;
+    to[2 * num + pack] = sums[pack].squares;
   }
   return result;
 }
@@ -237,7 +238,9 @@ Array<int64_t> ClassTokens(const Items<Id>& items, const Array<Id>& pack_of,
   RequireVector(group_of, "group_of");
   RequireVector(bins, "bins");
   CheckPacks(items, pack_of, group_of.size());
-  Require(num_groups >= 0 && num_sources >= 0, "num_groups and num_sources must be at least 0");
+  Require(
+      num_groups >= 0 && num_groups <= INT32_MAX && num_sources >= 0 && num_sources <= INT32_MAX,
+      "num_groups and num_sources must be 0 to 2147483647");
   for (py::ssize_t pack = 0; pack < group_of.size(); ++pack) {
     Require(group_of.at(pack) >= 0 && group_of.at(pack) < num_groups, "group_of must name groups");
   }
@@ -404,10 +407,10 @@ void DefineForIds(py::module_& module) {
   module.def("gather", Gather<Id>, items, pack_of, py::arg("starts").noconvert(),
              "Ids by pack, pack p's from starts[p] on.");
   module.def("sum_packs", SumPacks<Id>, items, pack_of, py::arg("num_packs"),
-             "int64 [packs, 3]: sequences, tokens, sum of squared lengths.");
+             "int64 [3, packs]: sequences, tokens, sum of squared lengths.");
   module.def("split_packs", SplitPacks<Id>, items, pack_of, py::arg("chosen").noconvert(),
              py::arg("num_packs"),
-             "Splits the chosen packs in two, in place; sums of the halves, int64 [2 chosen, 3].");
+             "Splits the chosen packs in two, in place; sums of the halves, int64 [3, 2 chosen].");
   module.def("class_tokens", ClassTokens<Id>, items, pack_of, py::arg("group_of").noconvert(),
              py::arg("num_groups"), py::arg("bins").noconvert(),
              py::arg("source_of").noconvert() = py::none(), py::arg("num_sources") = 0,

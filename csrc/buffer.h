@@ -10,7 +10,9 @@
 #include <new>
 #include <utility>
 
-#ifdef __linux__
+// Address sanitizer watches memory of malloc only.
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
+#define HBP_HUGE_PAGES
 #include <sys/mman.h>
 #endif
 
@@ -21,7 +23,7 @@ class Memory {
  public:
   Memory() = default;
   explicit Memory(size_t bytes) {
-#ifdef __linux__
+#ifdef HBP_HUGE_PAGES
     constexpr size_t kHugePage = size_t{1} << 21;
     if (bytes >= kHugePage / 2) {
       mapped_ = (bytes + kHugePage - 1) / kHugePage * kHugePage;
@@ -49,7 +51,7 @@ class Memory {
     return *this;
   }
   ~Memory() {
-#ifdef __linux__
+#ifdef HBP_HUGE_PAGES
     if (mapped_ > 0) {
       munmap(data_, mapped_);
       return;
@@ -70,9 +72,7 @@ class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(int64_t size)
-      : memory_(static_cast<size_t>(size) * sizeof(T)),
-        data_(static_cast<T*>(memory_.get())),
-        size_(size) {}
+      : memory_(BytesOf(size)), data_(static_cast<T*>(memory_.get())), size_(size) {}
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept {
     memory_ = std::move(other.memory_);
@@ -92,6 +92,12 @@ class Buffer {
   const T* end() const { return data_ + size_; }
 
  private:
+  static size_t BytesOf(int64_t size) {
+    constexpr int64_t kMost = (int64_t{1} << 47) / static_cast<int64_t>(sizeof(T));
+    if (size < 0 || size > kMost) throw std::bad_alloc();
+    return static_cast<size_t>(size) * sizeof(T);
+  }
+
   Memory memory_;
   T* data_ = nullptr;
   int64_t size_ = 0;

@@ -96,11 +96,12 @@ WRONG_VALUES = [
     ("class_tokens", 2, np.array([0, 1], dtype=np.int32), "group_of must name groups"),
     ("class_tokens", 2, np.array([0, -1], dtype=np.int32), "group_of must name groups"),
     ("class_tokens", 3, 0, "group_of must name groups"),
-    ("class_tokens", 3, -1, "at least 0"),
+    ("class_tokens", 3, -1, "must be 0 to 2147483647"),
+    ("class_tokens", 3, 2**62, "must be 0 to 2147483647"),
     ("class_tokens", 5, PACKS[:2], "source_of must cover every id"),
     ("class_tokens", 5, np.array([0, 1, 2], dtype=np.int32), "source_of must name sources"),
     ("class_tokens", 5, np.array([0, 1, -1], dtype=np.int32), "source_of must name sources"),
-    ("class_tokens", 6, -1, "at least 0"),
+    ("class_tokens", 6, -1, "must be 0 to 2147483647"),
     ("replica_order", 0, np.array([1.0, np.nan]), "costs must be finite"),
     ("replica_order", 0, np.array([1.0, np.inf]), "costs must be finite"),
     ("replica_order", 1, np.array([0, 1]), "starts must run from 0"),
@@ -157,6 +158,19 @@ def test_every_kernel_is_typed_and_tested_here():
         assert signature
         wanted = re.findall(r"(\w+): ", signature[1])
         assert re.findall(r"(\w+): ", declared[1]) == wanted, name
+
+
+def test_more_packs_than_memory():
+    """Sizes whose bytes do not fit 64 bits are not taken for small ones."""
+    for num_packs in (2**60, 2**62):
+        with pytest.raises((MemoryError, ValueError)):
+            _C.sum_packs(ITEMS, PACKS, num_packs)
+        with pytest.raises((MemoryError, ValueError)):
+            _C.group(ITEMS, PACKS, num_packs)
+        with pytest.raises((MemoryError, ValueError)):
+            _C.split_packs(ITEMS, PACKS.copy(), STARTS[:1], num_packs)
+        with pytest.raises((MemoryError, ValueError)):
+            _C.replica_order(COSTS, STARTS, 1, num_packs)
 
 
 def test_room_for_packs():
