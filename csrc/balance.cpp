@@ -1,7 +1,6 @@
 #include "balance.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "parallel.h"
@@ -103,26 +102,27 @@ Buffer<int64_t> ReplicaOrder(const double* costs, const int64_t* starts, int64_t
                              int64_t per_step, int64_t num_ranks) {
   Buffer<int64_t> order(starts[num_microbatches]);
   std::vector<double> busy(num_ranks);
+  std::vector<std::pair<double, int64_t>> packs;
+  std::vector<std::pair<double, int64_t>> replicas;
   for (int64_t microbatch = 0; microbatch < num_microbatches; ++microbatch) {
     if (microbatch % per_step == 0) std::fill(busy.begin(), busy.end(), 0.0);
     const int64_t first = starts[microbatch];
     const int64_t num_replicas = starts[microbatch + 1] - first;
     const int64_t cp_size = num_ranks / num_replicas;
-    std::vector<int64_t> packs(num_replicas);
-    std::iota(packs.begin(), packs.end(), first);
-    std::stable_sort(packs.begin(), packs.end(),
-                     [&](int64_t one, int64_t other) { return costs[one] > costs[other]; });
-    std::vector<std::pair<double, int64_t>> replicas;
-    for (int64_t replica = 0; replica < num_replicas; ++replica) {
-      const auto ranks = busy.begin() + replica * cp_size;
-      replicas.emplace_back(*std::max_element(ranks, ranks + cp_size), replica);
+    packs.clear();
+    replicas.clear();
+    for (int64_t k = 0; k < num_replicas; ++k) {
+      packs.emplace_back(-costs[first + k], first + k);
+      const auto ranks = busy.begin() + k * cp_size;
+      replicas.emplace_back(*std::max_element(ranks, ranks + cp_size), k);
     }
+    std::sort(packs.begin(), packs.end());
     std::sort(replicas.begin(), replicas.end());
     for (int64_t k = 0; k < num_replicas; ++k) {
       const int64_t replica = replicas[k].second;
-      order[first + replica] = packs[k];
+      order[first + replica] = packs[k].second;
       for (int64_t rank = replica * cp_size; rank < (replica + 1) * cp_size; ++rank) {
-        busy[rank] += costs[packs[k]];
+        busy[rank] -= packs[k].first;
       }
     }
   }

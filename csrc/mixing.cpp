@@ -47,6 +47,10 @@ class Grouping {
     std::vector<int64_t> counts(num_steps, 0);
     std::vector<int64_t> open(num_steps);
     std::iota(open.begin(), open.end(), 0);
+    if (std::all_of(norms.begin(), norms.end(), [](int64_t norm) { return norm == 0; })) {
+      std::iota(steps_.begin(), steps_.end(), 0);
+      return;
+    }
     for (const int64_t microbatch : ByFalling(norms.data(), num_)) {
       const auto num_open = static_cast<int64_t>(open.size());
       const bool all = num_open <= kCandidates;
@@ -101,6 +105,12 @@ class Grouping {
     return true;
   }
 
+  // Whether every step is like the mixture and peaks do not count.
+  bool IsPerfect() const {
+    return peaks_ == nullptr &&
+           std::all_of(sums_.begin(), sums_.end(), [](int64_t sum) { return sum == 0; });
+  }
+
   Buffer<int64_t> Steps() && { return std::move(steps_); }
 
  private:
@@ -143,7 +153,7 @@ Buffer<int64_t> MixedSteps(const int64_t* deviations, int64_t num, int64_t num_c
   } else {
     grouping.Greedily(&random);
   }
-  if (num == per_step || per_step == 1) return std::move(grouping).Steps();
+  if (num == per_step || per_step == 1 || grouping.IsPerfect()) return std::move(grouping).Steps();
   int64_t num_swaps = num;
   for (int round = 0; round < kRounds && num_swaps * kEnough >= num; ++round) {
     num_swaps = 0;

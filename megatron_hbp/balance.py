@@ -32,7 +32,7 @@ def whole_units(
     """
     num_levels = len(units)
     have = np.bincount(packs.levels, minlength=num_levels)
-    sequences = np.bincount(packs.levels, weights=packs.sums[:, 0], minlength=num_levels)
+    sequences = np.bincount(packs.levels, weights=packs.sums[0], minlength=num_levels)
     wanted = -(-have // units)
     missing = -int(wanted.sum()) % units_together
     wanted[_level_to_spare(have, sequences, (wanted + missing) * units)] += missing
@@ -78,47 +78,47 @@ def _level_to_spare(have: np.ndarray, sequences: np.ndarray, packs: np.ndarray) 
 def _with_more(packs: LevelPacks, level: int, num_new: int, cost: PackCost) -> LevelPacks:
     """`num_new` packs more of a level: halves of its cheapest packs, then fillers."""
     while num_new:
-        candidates = np.flatnonzero((packs.levels == level) & (packs.sums[:, 0] > 1))
+        candidates = np.flatnonzero((packs.levels == level) & (packs.sums[0] > 1))
         if len(candidates) == 0:
             break
-        counts, tokens, squares = packs.sums[candidates].T
+        counts, tokens, squares = packs.sums[:, candidates]
         costs = cost.per_rank(counts, tokens, squares, np.ones_like(counts))
         chosen = candidates[np.argsort(costs, kind="stable")[:num_new]]
         halves = _C.split_packs(packs.items, packs.pack_of, chosen, len(packs.levels))
-        packs.sums[chosen] = halves[: len(chosen)]
-        packs = _with_packs(packs, level, halves[len(chosen) :])
+        packs.sums[:, chosen] = halves[:, : len(chosen)]
+        packs = _with_packs(packs, level, halves[:, len(chosen) :])
         num_new -= len(chosen)
-    return _with_packs(packs, level, np.zeros((num_new, 3), dtype=np.int64))
+    return _with_packs(packs, level, np.zeros((3, num_new), dtype=np.int64))
 
 
 def _with_packs(packs: LevelPacks, level: int, sums: np.ndarray) -> LevelPacks:
     return LevelPacks(
         packs.items,
         packs.pack_of,
-        np.concatenate([packs.levels, np.full(len(sums), level, dtype=np.int64)]),
-        np.concatenate([packs.sums, sums]),
+        np.concatenate([packs.levels, np.full(sums.shape[1], level, dtype=np.int64)]),
+        np.concatenate([packs.sums, sums], axis=1),
     )
 
 
 def _replace_fillers(packs: LevelPacks, limits: np.ndarray) -> None:
     """Gives empty packs a sequence of another level's pack that has several, longest first."""
     for level, limit in enumerate(limits):
-        empty = np.flatnonzero((packs.levels == level) & (packs.sums[:, 0] == 0))
+        empty = np.flatnonzero((packs.levels == level) & (packs.sums[0] == 0))
         for giver in reversed(range(len(limits))):
             if giver == level or len(empty) == 0:
                 continue
             places = _to_spare(packs, giver, int(limit))[: len(empty)]
             lens = packs.items["length"][places].astype(np.int64)
-            sums = np.stack([np.ones_like(lens), lens, lens * lens], axis=1)
-            np.subtract.at(packs.sums, packs.pack_of[places], sums)
+            sums = np.stack([np.ones_like(lens), lens, lens * lens])
+            np.subtract.at(packs.sums, (slice(None), packs.pack_of[places]), sums)
             packs.pack_of[places] = empty[: len(places)]
-            packs.sums[empty[: len(places)]] = sums
+            packs.sums[:, empty[: len(places)]] = sums
             empty = empty[len(places) :]
 
 
 def _to_spare(packs: LevelPacks, level: int, limit: int) -> np.ndarray:
     """Items of at most `limit` tokens in packs of a level, each of which keeps its longest."""
-    gives = (packs.levels == level) & (packs.sums[:, 0] > 1)
+    gives = (packs.levels == level) & (packs.sums[0] > 1)
     places = np.flatnonzero(gives[packs.pack_of])
     pack_of, lens = packs.pack_of[places], packs.items["length"][places]
     by_length = np.lexsort((-lens, pack_of))  # the longest of each pack first

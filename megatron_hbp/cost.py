@@ -37,7 +37,8 @@ class PackCost:
 
         counts, tokens, squares: [packs], sequences, their tokens, the sum of their squared lengths.
         """
-        return self.fixed * counts + self.linear * tokens + self.quadratic * squares
+        terms = ((self.fixed, counts), (self.linear, tokens), (self.quadratic, squares))
+        return sum((factor * of for factor, of in terms if factor > 0), start=np.float64(0.0))
 
     def per_rank(
         self, counts: np.ndarray, tokens: np.ndarray, squares: np.ndarray, cp_sizes: np.ndarray
@@ -46,14 +47,13 @@ class PackCost:
 
         counts, tokens, squares: as for work(). cp_sizes: int [packs], ranks that share the pack.
         """
-        sent = np.where(cp_sizes > 1, self.communication * tokens, 0.0)
-        return (self.work(counts, tokens, squares) + sent) / cp_sizes
+        cost = self.work(counts, tokens, squares)
+        if self.communication > 0:
+            cost = cost + np.where(cp_sizes > 1, self.communication * tokens, 0.0)
+        return cost / cp_sizes
 
 
 # The cost behind the attention balance ratio of the paper.
 ATTENTION = PackCost(quadratic=1.0)
-# In units of "one token's matrix products": at 49152 tokens causal attention costs as much as the
-# products around it (12 x hidden size 4096).
-TOKENS_AND_ATTENTION = PackCost(linear=1.0, quadratic=1.0 / 49152)
 # Seconds of a rank for an 8B dense model on an H100 at 400 TFLOP/s, all-to-alls included.
 DENSE_8B_H100 = PackCost(linear=48e9 / 4e14, quadratic=0.92e6 / 4e14, communication=3e-6)

@@ -124,7 +124,7 @@ class LevelPacks:
     """Packs of all levels of one epoch, while they are made.
 
     items: the sequences, in the order in which packs list them. pack_of: [items], the pack of each.
-    levels: int64 [packs]. sums: int64 [packs, 3], sequences, tokens and the sum of squared lengths.
+    levels: int64 [packs]. sums: int64 [3, packs], sequences, tokens and the sum of squared lengths.
     """
 
     items: np.ndarray

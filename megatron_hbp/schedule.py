@@ -84,7 +84,7 @@ def plan_epoch(
     """
     packs = whole_packs(seq_lens, shape, packer=packer, seed=seed, chosen=chosen)
     cp_of = shape.cp_sizes[packs.levels]
-    counts, tokens, squares = packs.sums.T
+    counts, tokens, squares = packs.sums
     costs = (shape.cost or ATTENTION).per_rank(counts, tokens, squares, cp_of)
     order = neighbours(costs, packs.levels)
     kinds, starts = _microbatches(packs, order, shape)
@@ -103,7 +103,7 @@ def plan_epoch(
     shift = np.repeat(starts[microbatches] - new_starts[:-1], replicas)
     order = order[np.arange(len(order)) + shift]
     order = order[replica_order(costs[order], new_starts, steps.shape[1], shape.num_ranks)]
-    counts = packs.sums[order, 0]
+    counts = counts[order]
     first = np.empty(len(order), dtype=np.int64)
     first[order] = offsets_of(counts)[:-1]
     ids = _C.gather(packs.items, packs.pack_of, first)
@@ -152,7 +152,7 @@ def _microbatches(
         shape.source_of,
         shape.num_sources,
     )
-    counts, tokens, squares = packs.sums[order].T
+    counts, tokens, squares = packs.sums[:, order]
     times = (shape.cost or DENSE_8B_H100).per_rank(
         counts, tokens, squares, shape.cp_sizes[packs.levels[order]]
     )

@@ -12,7 +12,7 @@ MANY_ITEMS = 1 << 16  # from here on best_fit may pack two streams
 WINDOW = 256  # how far greedy_fill looks
 PAIRS = 8  # how many pairs look_ahead tries
 DRAWS = 8  # how many times it draws until it meets a sequence that is there
-CANDIDATES = 32  # how many open steps mixed_steps looks at
+CANDIDATES = 8  # how many open steps mixed_steps looks at
 ROUNDS, ENOUGH = 32, 64
 
 
@@ -387,11 +387,13 @@ def _joined_greedily(deviations, num_steps, per_step, random):
     """From the largest deviation on, each micro-batch joins the step whose norm grows least.
 
     Open steps stand in a row, 0, 1, 2, ... at first; "the first of equals" is the first in the row.
-    Where a full step stood, the last of the row moves.
+    Where a full step stood, the last of the row moves. Without any deviation they stay in order.
     """
     steps = [[] for _ in range(num_steps)]
     sums = [[0] * len(deviations[0]) for _ in range(num_steps)]
     row = list(range(num_steps))
+    if not any(map(_norm, deviations)):
+        return list(range(len(deviations)))
     for microbatch in sorted(range(len(deviations)), key=lambda i: -_norm(deviations[i])):
         looked_at = range(len(row))
         if len(row) > CANDIDATES:

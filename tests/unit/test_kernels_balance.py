@@ -30,7 +30,7 @@ def test_sums_of_packs(rounds_and_sizes, dtype):
         assert (ids.tolist(), offsets.tolist()) == reference.group(listed, packs, num_packs)
         sums = _C.sum_packs(items, pack_of, num_packs)
         assert sums.dtype == np.int64
-        assert sums.tolist() == reference.sum_packs(listed, packs, num_packs)
+        assert sums.T.tolist() == reference.sum_packs(listed, packs, num_packs)
 
         order = rng.permutation(num_packs)  # packs are laid down in another order
         starts = np.empty(num_packs, dtype=np.int64)
@@ -59,14 +59,14 @@ def test_sums_of_packs(rounds_and_sizes, dtype):
         wanted, wanted_sums = reference.split_packs(listed, packs, chosen.tolist(), num_packs)
         sums = _C.split_packs(items, pack_of, chosen, num_packs)
         assert pack_of.tolist() == wanted
-        assert sums.tolist() == wanted_sums
-        assert sums.shape == (2 * len(chosen), 3)
+        assert sums.T.tolist() == wanted_sums
+        assert sums.shape == (3, 2 * len(chosen))
 
 
 def test_squares_have_64_bits():
     items = items_of([LARGEST, LARGEST], _C.ITEM32)
     sums = _C.sum_packs(items, np.zeros(2, dtype=np.int32), 1)
-    assert sums.tolist() == [[2, 2 * LARGEST, 2 * LARGEST**2]]
+    assert sums.T.tolist() == [[2, 2 * LARGEST, 2 * LARGEST**2]]
 
 
 def test_replica_order():

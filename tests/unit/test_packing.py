@@ -291,7 +291,7 @@ def check_level_packs(packs, lens, pack_lens, multiples, ids=None):
     charges = -(-packs.items["length"] // multiples[levels]) * multiples[levels]
     charged = np.bincount(packs.pack_of, weights=charges, minlength=len(packs.levels))
     assert (charged <= pack_lens[packs.levels]).all()
-    assert packs.sums.tolist() == reference.sum_packs(
+    assert packs.sums.T.tolist() == reference.sum_packs(
         pairs(packs.items), packs.pack_of.tolist(), len(packs.levels)
     )
     return charged
@@ -327,13 +327,13 @@ def test_used_levels_get_whole_units_of_packs(units):
     packs = level_packs(lens, [100, 800], units=[1, units])
     num_long = np.count_nonzero(packs.levels == 1)
     assert num_long == -(-17 // units) * units
-    assert packs.sums[packs.levels == 1, 1].min() >= 799
+    assert packs.sums[1, packs.levels == 1].min() >= 799
 
 
 def test_what_no_shorter_sequence_fills_is_not_opened():
     packs = level_packs(np.array([700, 50, 50, 50]), [100, 800], units=[1, 8])
     assert packs.levels.tolist() == [1, 1]  # 700 and two, and the third 50; not 8 packs
-    assert (packs.sums[:, 0] > 0).all()
+    assert (packs.sums[0] > 0).all()
 
 
 def test_a_level_without_sequences_of_its_own_is_not_used():
@@ -363,8 +363,8 @@ def test_long_packs_hold_short_sequences_of_all_lengths():
 
 def test_greedy_fill_charges_aligned_lengths():
     packs = level_packs(np.array([9, 3, 3, 3, 3]), [8, 24], multiples=[1, 4])
-    assert packs.sums[packs.levels == 1, 0].tolist() == [4]  # 12 + 3 x 4, not 9 + 4 x 3
-    assert packs.sums[packs.levels == 0, 0].tolist() == [1]
+    assert packs.sums[0, packs.levels == 1].tolist() == [4]  # 12 + 3 x 4, not 9 + 4 x 3
+    assert packs.sums[0, packs.levels == 0].tolist() == [1]
 
 
 def test_a_length_between_two_multiples_belongs_to_the_longer_level():
