@@ -83,9 +83,26 @@ def plan_epoch(
     repeats allowed (None: each kept sequence once).
     """
     packs = whole_packs(seq_lens, shape, packer=packer, seed=seed, chosen=chosen)
-    cp_of = shape.cp_sizes[packs.levels]
+    order, levels, early = _training_order(packs, shape, curriculum_steps, mix_seed(seed, 2))
+    counts = packs.sums[0, order]
+    first = np.empty(len(order), dtype=np.int64)
+    first[order] = offsets_of(counts)[:-1]
+    items, pack_of = packs.items, packs.pack_of
+    del packs, order  # memory is tightest in the next line
+    return Epoch(_C.gather(items, pack_of, first), counts, levels), early
+
+
+def _training_order(
+    packs: LevelPacks, shape: Shape, curriculum_steps: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Packs, micro-batch by micro-batch and replica by replica; levels of the micro-batches; early.
+
+    early: how many of curriculum_steps there are at the start.
+    """
     counts, tokens, squares = packs.sums
-    costs = (shape.cost or ATTENTION).per_rank(counts, tokens, squares, cp_of)
+    costs = (shape.cost or ATTENTION).per_rank(
+        counts, tokens, squares, shape.cp_sizes[packs.levels]
+    )
     order = neighbours(costs, packs.levels)
     kinds, starts = _microbatches(packs, order, shape)
     early = 0
@@ -94,20 +111,14 @@ def plan_epoch(
     else:
         num_cp1 = int(np.count_nonzero(shape.cp_sizes[kinds.levels] == 1))
         early = min(curriculum_steps, num_cp1 // shape.num_microbatches)
-        steps = _steps(kinds, shape, early, mix_seed(seed, 2))
-
-    # packs in training order: micro-batch by micro-batch, replica by replica
+        steps = _steps(kinds, shape, early, seed)
     microbatches = steps.ravel()
     replicas = shape.replicas()[kinds.levels[microbatches]]
     new_starts = offsets_of(replicas)
     shift = np.repeat(starts[microbatches] - new_starts[:-1], replicas)
     order = order[np.arange(len(order)) + shift]
-    order = order[replica_order(costs[order], new_starts, steps.shape[1], shape.num_ranks)]
-    counts = counts[order]
-    first = np.empty(len(order), dtype=np.int64)
-    first[order] = offsets_of(counts)[:-1]
-    ids = _C.gather(packs.items, packs.pack_of, first)
-    return Epoch(ids, counts, kinds.levels[microbatches]), early
+    balanced = replica_order(costs[order], new_starts, steps.shape[1], shape.num_ranks)
+    return order[balanced], kinds.levels[microbatches], early
 
 
 def whole_packs(
