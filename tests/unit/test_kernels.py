@@ -97,6 +97,8 @@ def test_greedy_fill(dtype):
 def bisecting_best_fit(items, capacity, in_streams):
     """reference.best_fit for many packs: packs are kept in order of (free tokens, -changed)."""
 
+    shortest = min((length for _, length in items), default=0)
+
     def place(part, packs, num_packs):
         pack_of = []
         for turn, (_, length) in enumerate(part, start=num_packs):
@@ -105,7 +107,8 @@ def bisecting_best_fit(items, capacity, in_streams):
                 space, _, pack = packs.pop(at)
             else:
                 space, pack, num_packs = capacity, num_packs, num_packs + 1
-            insort(packs, (space - length, -turn, pack))
+            if space - length >= shortest:
+                insort(packs, (space - length, -turn, pack))
             pack_of.append(pack)
         return pack_of, num_packs
 
@@ -142,6 +145,16 @@ def test_best_fit_in_streams(num, dtype):
     few = items_of(rng.integers(1, 100, num), dtype)  # 25 packs: the reference looks at each
     found = _C.best_fit(few, 1 << 18, 2, True)
     check_packing(found, reference.best_fit(pairs(few), 1 << 18, 2, True), dtype)
+
+
+@pytest.mark.parametrize("longest", [1 << 19, 1 << 20])
+def test_best_fit_with_a_table_of_four_layers(longest):
+    rng = np.random.default_rng(longest)
+    num, capacity = 1 << 18, 1 << 20
+    for in_streams in (False, True):
+        items = items_of(rng.integers(1 << 17, longest + 1, num), _C.ITEM32)
+        found = _C.best_fit(items, capacity, 1, in_streams)
+        check_packing(found, bisecting_best_fit(pairs(items), capacity, in_streams), _C.ITEM32)
 
 
 def test_first_fit_of_many_packs():
