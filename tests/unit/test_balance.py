@@ -92,11 +92,22 @@ def test_fillers_only_where_no_pack_has_two_sequences():
     assert packs.sums[0].tolist() == [1] * 8
 
 
+def test_a_filler_gets_what_its_level_can_hold():
+    shape = make_shape(cp_sizes=(1, 4))
+    for lens, counts in (([700, 257, 200], [2, 1, 0]), ([700, 256, 200], [1, 1, 1])):
+        packs = whole(packs_of_levels(np.array(lens), shape, [2, 1]), [2, 1], 1, shape)
+        assert packs.levels.tolist() == [1, 0, 0]
+        check_sums(packs)
+        by_pack = np.bincount(packs.pack_of, minlength=3)
+        assert sorted(by_pack.tolist(), reverse=True) == counts
+
+
 def test_what_is_missing_goes_to_the_shortest_level_that_can_spare():
     shape = make_shape(cp_sizes=(1, 4))
     for lens, have, together, wanted in (
         ([300] * 3 + [250] * 5, [5, 1], 8, [5, 3]),  # the short ones have a pack each
         ([1000] * 2 + [250] * 5 + [25] * 4, [6, 2], 5, [8, 2]),
+        ([300] * 3 + [25] * 40, [4, 1], 8, [7, 1]),  # both levels can spare
     ):
         before = packs_of_levels(np.array(lens), shape, [1, 1])
         assert np.bincount(before.levels).tolist() == have

@@ -122,13 +122,24 @@ def test_more_mixing_allowed_costs_no_more_time():
     assert times[-1] < 0.9 * times[0]
 
 
+def random_distance(kinds, num_steps):
+    """distance() of steps whose sequences are drawn at random; such steps have a mixing of 1."""
+    lens = kinds.lens[np.random.default_rng(8).permutation(len(kinds.lens))].astype(np.int64)
+    step = np.cumsum(lens) * num_steps // (lens.sum() + 1)
+    classes = np.searchsorted(LENGTH_BINS, lens)
+    tokens = np.bincount(step * NUM_CLASSES + classes, lens, num_steps * NUM_CLASSES)
+    tokens = tokens.reshape(num_steps, NUM_CLASSES)
+    shares = tokens.sum(axis=0) / tokens.sum()
+    return np.abs(tokens - tokens.sum(axis=1, keepdims=True) * shares).sum()
+
+
 def test_max_mixing_is_a_bound():
-    """By the estimate of random steps; what no grouping reaches gives the best mixed one."""
     kinds = make_kinds(400, seed=3)
-    at_one = distance(kinds, grouped(kinds, alike=True, max_mixing=1.0))
-    for bound in (1.5, 2.0, 3.0):
+    at_random = random_distance(kinds, 100)
+    best = distance(kinds, grouped(kinds)) / at_random
+    for bound in (1.2 * best, 1.5 * best, 2.0 * best):
         found = distance(kinds, grouped(kinds, alike=True, max_mixing=bound))
-        assert at_one <= found <= at_one * bound * 1.35
+        assert 0.7 * bound * at_random < found < 1.07 * bound * at_random
     impossible = grouped(kinds, alike=True, max_mixing=1e-6)
     np.testing.assert_array_equal(impossible, grouped(kinds))
 
