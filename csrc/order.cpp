@@ -162,14 +162,15 @@ void SortByLength(Item<Id>* items, int64_t num, bool descending) {
 template <typename Id>
 void SortDescending(Item<Id>* items, int64_t num, uint64_t seed) {
   SortByLength(items, num, true);
+  // Runs of equal lengths are shuffled; the one in the middle belongs to the first half.
+  int64_t middle = HalfStart(num, 1);
+  while (middle > 0 && middle < num && items[middle].length == items[middle - 1].length) ++middle;
   InHalves(num, [&](int half) {
-    // Runs of equal lengths are shuffled by the half that they start in.
-    const int64_t end = HalfStart(num, half + 1);
-    int64_t first = HalfStart(num, half);
-    while (first > 0 && first < num && items[first].length == items[first - 1].length) ++first;
+    const int64_t end = half == 0 ? middle : num;
+    int64_t first = half == 0 ? 0 : middle;
     while (first < end) {
       int64_t run_end = first + 1;
-      while (run_end < num && items[run_end].length == items[first].length) ++run_end;
+      while (run_end < end && items[run_end].length == items[first].length) ++run_end;
       Random random(Mix(seed) + static_cast<uint64_t>(items[first].length));
       Shuffle(items + first, run_end - first, &random);
       first = run_end;
