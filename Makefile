@@ -1,7 +1,7 @@
 # make demo       train a DeepSeek-V2-shaped model on CPU (DATA=rows.jsonl TOKENIZER=DIR for your own text)
 # make test       the tests that CI runs
 # make test-slow  the rest, minutes more
-# make fuzz       the kernels under sanitizers on random inputs (SECONDS=60 SEED=0)
+# make fuzz       the kernels under sanitizers on random inputs (SECONDS=60 SEED=0, SANITIZERS=thread)
 # make lint       ruff, pyright, clang-format, codespell
 # make bench-host the plugin's own cost inside one training process
 # make bench-planner  the planner beside other packers, each figure with its bar
@@ -35,9 +35,10 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(RUN)/python -m pytest -m slow
 
-FUZZ := build/fuzz
+SANITIZERS := address,undefined
+FUZZ := build/fuzz$(if $(filter thread,$(SANITIZERS)),-thread)
 FUZZ_FLAGS := -std=c++17 -O1 -g1 -Wall -Wextra -Werror -pthread \
-	-fsanitize=address,undefined -fno-sanitize-recover=all
+	-fsanitize=$(SANITIZERS) -fno-sanitize-recover=all
 FUZZ_SOURCES := $(filter-out csrc/bindings.cpp,$(wildcard csrc/*.cpp)) $(wildcard tests/fuzz/*.cpp)
 
 fuzz: $(FUZZ)/fuzz_packing
