@@ -1,6 +1,8 @@
 #include "balance.h"
 
 #include <algorithm>
+#include <functional>
+#include <queue>
 #include <utility>
 
 #include "parallel.h"
@@ -31,31 +33,68 @@ Buffer<PackSum> SumPacks(const Item<Id>* items, const Id* pack_of, int64_t num, 
   return std::move(sums[0]);
 }
 
+namespace {
+
+// Gives each of `places`, by falling length, to the pack of `packs` with least, ties
+// by place. Returns the most that a pack holds.
 template <typename Id>
-Buffer<PackSum> SplitPacks(const Item<Id>* items, Id* pack_of, int64_t num, const int64_t* chosen,
-                           int64_t num_chosen, int64_t num_packs) {
-  std::vector<int32_t> index_of(num_packs, -1);
-  for (int64_t k = 0; k < num_chosen; ++k) index_of[chosen[k]] = static_cast<int32_t>(k);
-  std::vector<std::vector<int64_t>> places(num_chosen);
-  for (int64_t i = 0; i < num; ++i) {
-    const int32_t index = index_of[pack_of[i]];
-    if (index >= 0) places[index].push_back(i);
+int64_t Spread(const Item<Id>* items, const std::vector<int64_t>& places, int64_t multiple,
+               const std::vector<int64_t>& packs, Id* pack_of) {
+  using Load = std::pair<int64_t, int64_t>;  // tokens, place in packs
+  std::priority_queue<Load, std::vector<Load>, std::greater<Load>> loads;
+  for (size_t k = 0; k < packs.size(); ++k) loads.emplace(0, static_cast<int64_t>(k));
+  int64_t most = 0;
+  for (const int64_t place : places) {
+    auto [tokens, k] = loads.top();
+    loads.pop();
+    tokens += RoundUp(items[place].length, multiple);
+    most = std::max(most, tokens);
+    loads.emplace(tokens, k);
+    pack_of[place] = static_cast<Id>(packs[k]);
   }
-  Buffer<PackSum> sums(2 * num_chosen);
-  std::fill(sums.begin(), sums.end(), PackSum{0, 0, 0});
-  for (int64_t k = 0; k < num_chosen; ++k) {
-    std::stable_sort(places[k].begin(), places[k].end(), [&](int64_t one, int64_t other) {
+  return most;
+}
+
+}  // namespace
+
+template <typename Id>
+Buffer<PackSum> SpreadPacks(const Item<Id>* items, Id* pack_of, int64_t num, int64_t capacity,
+                            int64_t multiple, const int64_t* chosen, int64_t num_chosen,
+                            int64_t num_new, int64_t num_packs) {
+  std::vector<int64_t> index_of(num_packs + num_new, -1);  // by pack, in the answer
+  std::vector<int64_t> packs(chosen, chosen + num_chosen);
+  for (int64_t k = 0; k < num_new; ++k) packs.push_back(num_packs + k);
+  for (size_t k = 0; k < packs.size(); ++k) index_of[packs[k]] = static_cast<int64_t>(k);
+  std::vector<std::vector<int64_t>> members(num_chosen);
+  std::vector<int64_t> everything;
+  for (int64_t i = 0; i < num; ++i) {
+    const int64_t index = index_of[pack_of[i]];
+    if (index < 0) continue;
+    members[index].push_back(i);
+    everything.push_back(i);
+  }
+  const auto by_falling_length = [&](std::vector<int64_t>* places) {
+    std::stable_sort(places->begin(), places->end(), [&](int64_t one, int64_t other) {
       return items[one].length > items[other].length;
     });
-    for (const int64_t place : places[k]) {
-      const bool is_second = sums[num_chosen + k].tokens < sums[k].tokens;
-      const int64_t length = items[place].length;
-      PackSum& sum = sums[is_second ? num_chosen + k : k];
-      ++sum.count;
-      sum.tokens += length;
-      sum.squares += length * length;
-      if (is_second) pack_of[place] = static_cast<Id>(num_packs + k);
+  };
+  by_falling_length(&everything);
+  if (Spread(items, everything, multiple, packs, pack_of) > capacity) {
+    for (int64_t k = 0; k < num_chosen; ++k) {
+      by_falling_length(&members[k]);
+      std::vector<int64_t> halves(1, chosen[k]);
+      if (k < num_new) halves.push_back(num_packs + k);
+      Spread(items, members[k], multiple, halves, pack_of);
     }
+  }
+  Buffer<PackSum> sums(num_chosen + num_new);
+  std::fill(sums.begin(), sums.end(), PackSum{0, 0, 0});
+  for (const int64_t place : everything) {
+    const int64_t length = items[place].length;
+    PackSum& sum = sums[index_of[pack_of[place]]];
+    ++sum.count;
+    sum.tokens += length;
+    sum.squares += length * length;
   }
   return sums;
 }
@@ -129,11 +168,11 @@ Buffer<int64_t> ReplicaOrder(const double* costs, const int64_t* starts, int64_t
   return order;
 }
 
-#define HBP_INSTANTIATE(Id)                                                                   \
-  template Buffer<PackSum> SumPacks(const Item<Id>*, const Id*, int64_t, int64_t);            \
-  template Buffer<PackSum> SplitPacks(const Item<Id>*, Id*, int64_t, const int64_t*, int64_t, \
-                                      int64_t);                                               \
-  template Buffer<int64_t> ClassTokens(const Item<Id>*, const Id*, int64_t, const int32_t*,   \
+#define HBP_INSTANTIATE(Id)                                                                 \
+  template Buffer<PackSum> SumPacks(const Item<Id>*, const Id*, int64_t, int64_t);          \
+  template Buffer<PackSum> SpreadPacks(const Item<Id>*, Id*, int64_t, int64_t, int64_t,     \
+                                       const int64_t*, int64_t, int64_t, int64_t);          \
+  template Buffer<int64_t> ClassTokens(const Item<Id>*, const Id*, int64_t, const int32_t*, \
                                        int64_t, const int64_t*, int64_t, const int32_t*, int64_t);
 HBP_INSTANTIATE(int32_t)
 HBP_INSTANTIATE(int64_t)

@@ -23,12 +23,17 @@ struct PackSum {
 template <typename Id>
 Buffer<PackSum> SumPacks(const Item<Id>* items, const Id* pack_of, int64_t num, int64_t num_packs);
 
-// Splits each of `chosen` packs in two: from the longest sequence to the shortest, ties by place,
-// each goes to the half with fewer tokens, the first of equals. The second half of chosen[k]
-// becomes pack num_packs + k. Returns the sums of the first halves, then those of the second ones.
+// Spreads the sequences of `chosen` packs, of one capacity, over these and `num_new` new packs,
+// which are numbered from num_packs on: from the longest sequence to the shortest, ties by place,
+// each goes to the pack with least, ties by place in (chosen, new). Should that fill a pack over
+// its capacity, then chosen[k] alone is spread over itself and new pack k instead, for every k that
+// there are both of. Where every chosen pack has two sequences or more, new packs that get nothing
+// are the last ones. Lengths are rounded up to `multiple`. Returns the sums of the chosen packs,
+// then those of the new ones.
 template <typename Id>
-Buffer<PackSum> SplitPacks(const Item<Id>* items, Id* pack_of, int64_t num, const int64_t* chosen,
-                           int64_t num_chosen, int64_t num_packs);
+Buffer<PackSum> SpreadPacks(const Item<Id>* items, Id* pack_of, int64_t num, int64_t capacity,
+                            int64_t multiple, const int64_t* chosen, int64_t num_chosen,
+                            int64_t num_new, int64_t num_packs);
 
 // Tokens by group of packs and class of sequence, int64 [num_groups, num_bins + 1 + num_sources]:
 // first by length (class k holds lengths up to bins[k], the last one all others), then by source.

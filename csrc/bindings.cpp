@@ -213,10 +213,13 @@ Array<int64_t> SumPacks(const Items<Id>& items, const Array<Id>& pack_of, int64_
 }
 
 template <typename Id>
-Array<int64_t> SplitPacks(const Items<Id>& items, Array<Id>& pack_of, const Array<int64_t>& chosen,
-                          int64_t num_packs) {
+Array<int64_t> SpreadPacks(const Items<Id>& items, Array<Id>& pack_of, int64_t capacity,
+                           int64_t multiple, const Array<int64_t>& chosen, int64_t num_new,
+                           int64_t num_packs) {
   CheckPacks(items, pack_of, num_packs);
+  CheckCapacity(capacity, multiple);
   RequireVector(chosen, "chosen");
+  Require(num_new >= 0 && num_new <= INT32_MAX, "num_new must be 0 to 2147483647");
   for (py::ssize_t k = 0; k < chosen.size(); ++k) {
     Require(chosen.at(k) >= 0 && chosen.at(k) < num_packs, "chosen must name packs");
   }
@@ -224,8 +227,8 @@ Array<int64_t> SplitPacks(const Items<Id>& items, Array<Id>& pack_of, const Arra
   hbp::Buffer<hbp::PackSum> sums;
   {
     py::gil_scoped_release release;
-    sums =
-        hbp::SplitPacks(items.data(), packs, items.size(), chosen.data(), chosen.size(), num_packs);
+    sums = hbp::SpreadPacks(items.data(), packs, items.size(), capacity, multiple, chosen.data(),
+                            chosen.size(), num_new, num_packs);
   }
   return ToArray(sums);
 }
@@ -408,9 +411,10 @@ void DefineForIds(py::module_& module) {
              "Ids by pack, pack p's from starts[p] on.");
   module.def("sum_packs", SumPacks<Id>, items, pack_of, py::arg("num_packs"),
              "int64 [3, packs]: sequences, tokens, sum of squared lengths.");
-  module.def("split_packs", SplitPacks<Id>, items, pack_of, py::arg("chosen").noconvert(),
+  module.def("spread_packs", SpreadPacks<Id>, items, pack_of, py::arg("capacity"),
+             py::arg("multiple"), py::arg("chosen").noconvert(), py::arg("num_new"),
              py::arg("num_packs"),
-             "Splits the chosen packs in two, in place; sums of the halves, int64 [3, 2 chosen].");
+             "Spreads chosen packs over new ones too, in place; sums, int64 [3, chosen + new].");
   module.def("class_tokens", ClassTokens<Id>, items, pack_of, py::arg("group_of").noconvert(),
              py::arg("num_groups"), py::arg("bins").noconvert(),
              py::arg("source_of").noconvert() = py::none(), py::arg("num_sources") = 0,

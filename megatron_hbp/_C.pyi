@@ -51,8 +51,14 @@ def group(
 ) -> tuple[np.ndarray, np.ndarray]: ...
 def gather(items: np.ndarray, pack_of: np.ndarray, starts: np.ndarray) -> np.ndarray: ...
 def sum_packs(items: np.ndarray, pack_of: np.ndarray, num_packs: int) -> np.ndarray: ...
-def split_packs(
-    items: np.ndarray, pack_of: np.ndarray, chosen: np.ndarray, num_packs: int
+def spread_packs(
+    items: np.ndarray,
+    pack_of: np.ndarray,
+    capacity: int,
+    multiple: int,
+    chosen: np.ndarray,
+    num_new: int,
+    num_packs: int,
 ) -> np.ndarray: ...
 def class_tokens(
     items: np.ndarray,

@@ -1,7 +1,7 @@
-"""Whole micro-batches whose packs cost the same: costs, splitting into whole units, neighbours.
+"""Whole micro-batches whose packs cost the same: spreading over whole micro-batches, neighbours.
 
 Guarantees (asserted by tests/unit/test_balance.py and tests/unit/test_planner.py):
-- no sequence is lost or repeated, no pack grows;
+- no sequence is lost or repeated, no pack grows over its level's pack_len;
 - the number of micro-batches is the least that whole steps allow without packing anew;
 - a filler (a pack without sequences) remains only where no pack has two sequences.
 It does not order micro-batches into steps: that is schedule.py.
@@ -17,28 +17,39 @@ from megatron_hbp.packing import LevelPacks
 def whole_units(
     packs: LevelPacks,
     *,
-    units: np.ndarray,
-    units_together: int,
-    limits: np.ndarray,
+    pack_lens: np.ndarray,
+    multiples: np.ndarray,
+    replicas: np.ndarray,
+    microbatches_together: int,
+    one_level: bool,
     cost: PackCost,
 ) -> LevelPacks:
-    """Splits the cheapest packs in two until the packs of every level fill whole units.
+    """Spreads the cheapest packs over more until the packs fill whole micro-batches and steps.
 
-    units: int64 [levels], packs of one unit (a micro-batch, or a step of one level).
-    units_together: the number of units over all levels must be a multiple of it; those that are
-    missing go to the shortest level that has sequences to spare. Packs that still lack get a
-    sequence of another level's pack that has several, else they are fillers. limits: int64
-    [levels], the longest sequence of each level.
+    pack_lens, multiples, replicas: int64 [levels], replicas being the packs of a micro-batch.
+    microbatches_together: the micro-batches, of each level if one_level, else of all, must be a
+    multiple of it; those that are missing go to the shortest level that has sequences to spare.
+    Packs that still lack get a sequence of another level's pack that has several, else they are
+    fillers.
     """
-    num_levels = len(units)
-    have = np.bincount(packs.levels, minlength=num_levels)
-    sequences = np.bincount(packs.levels, weights=packs.sums[0], minlength=num_levels)
+    units = replicas * (microbatches_together if one_level else 1)
+    have = np.bincount(packs.levels, minlength=len(units))
+    sequences = np.bincount(packs.levels, weights=packs.sums[0], minlength=len(units))
     wanted = -(-have // units)
-    missing = -int(wanted.sum()) % units_together
-    wanted[_level_to_spare(have, sequences, (wanted + missing) * units)] += missing
+    if not one_level:
+        missing = -int(wanted.sum()) % microbatches_together
+        wanted[_level_to_spare(have, sequences, (wanted + missing) * units)] += missing
     for level in np.flatnonzero(wanted * units > have):
-        packs = _with_more(packs, level, int(wanted[level] * units[level] - have[level]), cost)
-    _replace_fillers(packs, limits)
+        packs = _with_more(
+            packs,
+            level,
+            int(wanted[level] * units[level] - have[level]),
+            capacity=int(pack_lens[level]),
+            multiple=int(multiples[level]),
+            replicas=int(replicas[level]),
+            cost=cost,
+        )
+    _replace_fillers(packs, pack_lens // multiples * multiples)
     return packs
 
 
@@ -75,19 +86,37 @@ def _level_to_spare(have: np.ndarray, sequences: np.ndarray, packs: np.ndarray) 
     return max(np.flatnonzero(have), key=lambda level: (spare[level], -level))
 
 
-def _with_more(packs: LevelPacks, level: int, num_new: int, cost: PackCost) -> LevelPacks:
-    """`num_new` packs more of a level: halves of its cheapest packs, then fillers."""
+def _with_more(
+    packs: LevelPacks,
+    level: int,
+    num_new: int,
+    *,
+    capacity: int,
+    multiple: int,
+    replicas: int,
+    cost: PackCost,
+) -> LevelPacks:
+    """`num_new` packs more of a level, filled from its cheapest packs; else they are fillers."""
     while num_new:
         candidates = np.flatnonzero((packs.levels == level) & (packs.sums[0] > 1))
         if len(candidates) == 0:
             break
         counts, tokens, squares = packs.sums[:, candidates]
         costs = cost.per_rank(counts, tokens, squares, np.ones_like(counts))
-        chosen = candidates[np.argsort(costs, kind="stable")[:num_new]]
-        halves = _C.split_packs(packs.items, packs.pack_of, chosen, len(packs.levels))
-        packs.sums[:, chosen] = halves[:, : len(chosen)]
-        packs = _with_packs(packs, level, halves[:, len(chosen) :])
-        num_new -= len(chosen)
+        by_cost = np.argsort(costs, kind="stable")
+        # whole micro-batches come out of it, about half full or fuller, a sequence for each pack
+        num_chosen = -(-2 * num_new // replicas) * replicas - num_new
+        spare = np.cumsum(counts[by_cost] - 1)
+        num_chosen = max(num_chosen, int(np.searchsorted(spare, num_new)) + 1)
+        chosen = candidates[by_cost[:num_chosen]]
+        sums = _C.spread_packs(
+            packs.items, packs.pack_of, capacity, multiple, chosen, num_new, len(packs.levels)
+        )
+        packs.sums[:, chosen] = sums[:, : len(chosen)]
+        filled = sums[:, len(chosen) :]
+        filled = filled[:, filled[0] > 0]
+        packs = _with_packs(packs, level, filled)
+        num_new -= filled.shape[1]
     return _with_packs(packs, level, np.zeros((3, num_new), dtype=np.int64))
 
 

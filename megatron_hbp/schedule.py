@@ -137,9 +137,11 @@ def whole_packs(
     )
     return whole_units(
         packs,
-        units=units,
-        units_together=1 if shape.one_level else max(1, shape.num_microbatches),
-        limits=shape.limits(),
+        pack_lens=shape.pack_lens,
+        multiples=shape.multiples,
+        replicas=shape.replicas(),
+        microbatches_together=max(1, shape.num_microbatches),
+        one_level=shape.one_level,
         cost=shape.cost or ATTENTION,
     )
 

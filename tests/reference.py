@@ -52,8 +52,8 @@ def shuffled_by_level(seq_lens, limits, seed, chosen=None):
 
     Place i of the input has 16 random bits, which choose a bucket of its level by their upper bits:
     1 bucket for up to 4096 places in all, else 2, 4, ... up to 2048, until that many buckets would
-    have 4096 places each. A bucket lists its sequences by place and is then shuffled, with a seed made of
-    its number; buckets are numbered through all levels, the longest level first.
+    have 4096 places each. A bucket lists its sequences by place and is then shuffled, with a seed
+    made of its number; buckets are numbered through all levels, the longest level first.
     """
     by_level = [[] for _ in limits]
     places = range(len(seq_lens)) if chosen is None else chosen
@@ -297,21 +297,31 @@ def sum_packs(items, pack_of, num_packs):
     return sums
 
 
-def split_packs(items, pack_of, chosen, num_packs):
-    """(pack_of after splitting, sums of the first halves, then of the second ones).
+def spread_packs(items, pack_of, capacity, multiple, chosen, *, num_new, num_packs):
+    """(pack_of after spreading, sums of the chosen packs, then of the new ones).
 
-    The second half of chosen[k] is pack num_packs + k. chosen: each pack once.
+    New packs are num_packs, num_packs + 1, ... chosen: each pack once.
     """
-    pack_of = list(pack_of)
-    for k, pack in enumerate(chosen):
-        members = [i for i in range(len(items)) if pack_of[i] == pack]
-        tokens = [0, 0]
+
+    def spread(members, packs):
+        """The new pack of each member, and the most that a pack holds."""
+        loads, result = [0] * len(packs), {}
         for i in sorted(members, key=lambda i: -items[i][1]):
-            half = tokens.index(min(tokens))
-            tokens[half] += items[i][1]
-            pack_of[i] = (pack, num_packs + k)[half]
-    sums = sum_packs(items, pack_of, num_packs + len(chosen))
-    return pack_of, [sums[pack] for pack in chosen] + sums[num_packs:]
+            k = loads.index(min(loads))
+            loads[k] += charge(items[i][1], multiple)
+            result[i] = packs[k]
+        return result, max(loads, default=0)
+
+    new = list(range(num_packs, num_packs + num_new))
+    members = {pack: [i for i in range(len(items)) if pack_of[i] == pack] for pack in chosen}
+    moved, most = spread(sorted(i for pack in chosen for i in members[pack]), [*chosen, *new])
+    if most > capacity:
+        moved = {}
+        for k, pack in enumerate(chosen):
+            moved |= spread(members[pack], [pack, *new[k : k + 1]])[0]
+    pack_of = [moved.get(i, pack) for i, pack in enumerate(pack_of)]
+    sums = sum_packs(items, pack_of, num_packs + num_new)
+    return pack_of, [sums[pack] for pack in [*chosen, *new]]
 
 
 def class_tokens(items, pack_of, group_of, num_groups, bins, *, source_of=None, num_sources=0):

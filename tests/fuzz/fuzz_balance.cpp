@@ -72,16 +72,31 @@ void FuzzBalanceOf(Input* input) {
   std::iota(chosen.begin(), chosen.end(), 0);
   chosen.resize(input->Pick(0, num_packs));
   const auto num_chosen = static_cast<int64_t>(chosen.size());
-  const Buffer<PackSum> halves =
-      SplitPacks(items.data(), pack_of.data(), shape.num, chosen.data(), num_chosen, num_packs);
-  const Buffer<PackSum> after = sums_of(num_packs + num_chosen);
-  for (int64_t k = 0; k < num_chosen; ++k) {
-    const int64_t first = after[k].tokens;
-    const int64_t second = after[num_packs + k].tokens;
-    Check(halves[k].tokens == first && halves[num_chosen + k].tokens == second, "sums of halves");
-    Check(first + second == sums[k].tokens, "halves keep the tokens");
-    Check(after[k].count > 0 || sums[k].count == 0, "the first half is not empty");
-    Check(after[num_packs + k].count > 0 || sums[k].count < 2, "the second half is not empty");
+  const int64_t num_new = input->Pick(0, 2 * num_packs);
+  const int64_t capacity = input->Pick(1, INT32_MAX);
+  const Buffer<PackSum> spread = SpreadPacks(items.data(), pack_of.data(), shape.num, capacity, 1,
+                                             chosen.data(), num_chosen, num_new, num_packs);
+  const Buffer<PackSum> after = sums_of(num_packs + num_new);
+  int64_t before_tokens = 0;
+  int64_t after_tokens = 0;
+  bool was_over = false;
+  bool has_single = false;
+  for (const int64_t pack : chosen) has_single = has_single || sums[pack].count < 2;
+  for (int64_t k = 0; k < num_chosen + num_new; ++k) {
+    const int64_t pack = k < num_chosen ? chosen[k] : num_packs + k - num_chosen;
+    Check(spread[k].tokens == after[pack].tokens && spread[k].count == after[pack].count,
+          "sums of spread packs");
+    after_tokens += after[pack].tokens;
+    if (k < num_chosen) {
+      before_tokens += sums[pack].tokens;
+      was_over = was_over || sums[pack].tokens > capacity;
+    }
+    Check(k <= num_chosen || after[pack].count == 0 || after[pack - 1].count > 0 || has_single,
+          "empty new packs are the last ones");
+  }
+  Check(before_tokens == after_tokens, "spreading keeps the tokens");
+  for (int64_t k = 0; k < num_chosen + num_new && !was_over; ++k) {
+    Check(spread[k].tokens <= capacity, "spreading keeps the capacity");
   }
 }
 

@@ -1,4 +1,4 @@
-"""Whole micro-batches: splitting packs into whole units, neighbours, replicas."""
+"""Whole micro-batches: spreading packs over them, neighbours, replicas."""
 
 import copy
 
@@ -16,9 +16,11 @@ from tests.unit.kernel_cases import pairs
 def whole(packs, units, together, shape, cost=ATTENTION):
     return whole_units(
         copy.deepcopy(packs),
-        units=np.asarray(units),
-        units_together=together,
-        limits=shape.limits(),
+        pack_lens=shape.pack_lens,
+        multiples=shape.multiples,
+        replicas=np.asarray(units),
+        microbatches_together=together,
+        one_level=False,
         cost=cost,
     )
 
@@ -58,8 +60,9 @@ def test_whole_units(units, together):
 
         assert (packs.sums[1] <= shape.pack_lens[packs.levels]).all()
         assert (packs.items["length"] <= shape.limits()[packs.levels[packs.pack_of]]).all()
-        for pack in members(packs):  # each is a part of one pack that was there: none has grown
-            assert len({before.pack_of[item] for item in pack}) <= 1
+        assert (before.levels[before.pack_of] == packs.levels[packs.pack_of]).all() or (
+            packs.sums[0] == 1
+        ).any()  # only a filler gets a sequence of another level
 
         for level in set(packs.levels[packs.sums[0] == 0].tolist()):
             for pack in members(packs):  # nobody could have given a filler a sequence
@@ -67,21 +70,36 @@ def test_whole_units(units, together):
                 assert all(length > shape.limits()[level] for length in lengths[:-1])
 
 
-def test_the_cheapest_packs_are_split():
-    items = np.array([(i, n) for i, n in enumerate([90, 10, 50, 50, 20, 20])])
+def handmade(pack_lens: list[list[int]]) -> LevelPacks:
+    """Packs of one level with these lengths."""
+    lens = np.concatenate(pack_lens)
+    packs = packs_of_levels(lens, make_shape(cp_sizes=(1,)), [1])
+    packs.items["id"], packs.items["length"] = np.arange(len(lens)), lens
+    packs.pack_of[:] = np.repeat(np.arange(len(pack_lens)), [len(pack) for pack in pack_lens])
+    packs.levels = np.zeros(len(pack_lens), dtype=np.int64)
+    packs.sums = np.array(
+        reference.sum_packs(pairs(packs.items), packs.pack_of.tolist(), len(pack_lens))
+    ).T.copy()
+    return packs
+
+
+def test_the_cheapest_pack_is_spread():
     shape = make_shape(cp_sizes=(1,))
-    lens = items[:, 1].copy()
-    packs = packs_of_levels(lens, shape, [1])
-    packs.items["id"], packs.items["length"] = items.T
-    packs.pack_of[:] = [0, 0, 1, 1, 2, 2]
-    packs.levels = np.zeros(3, dtype=np.int64)
-    packs.sums = np.array(reference.sum_packs(items.tolist(), [0, 0, 1, 1, 2, 2], 3)).T.copy()
-    by_attention = whole(packs, [5], 1, shape)
-    assert by_attention.pack_of.tolist() == [0, 0, 1, 4, 2, 3]
-    by_tokens = whole(packs, [4], 1, shape, PackCost(linear=1.0))
-    assert by_tokens.pack_of.tolist() == [0, 0, 1, 1, 2, 3]
-    halves_again = whole(packs, [6], 1, shape)
-    assert sorted(halves_again.pack_of.tolist()) == list(range(6))
+    packs = handmade([[60, 20], [30, 30, 30]])
+    by_attention = whole(packs, [1], 3, shape)
+    assert by_attention.pack_of.tolist() == [0, 0, 1, 2, 1]
+    by_tokens = whole(packs, [1], 3, shape, PackCost(linear=1.0))
+    assert by_tokens.pack_of.tolist() == [0, 2, 1, 1, 1]
+
+
+def test_whole_micro_batches_come_out_equally_full():
+    # 5 packs of 8 for micro-batches of 4: 2 micro-batches, the cheapest packs in one of them
+    packs = handmade([[64], *([8] * 8 for _ in range(4))])
+    spread = whole(packs, [4], 1, make_shape(cp_sizes=(1,)))
+    check_sums(spread)
+    assert sorted(spread.sums[1].tolist()) == [32] * 3 + [40] * 4 + [64]
+    one = whole(handmade([[8] * 20]), [8], 1, make_shape(cp_sizes=(1,)))
+    assert sorted(one.sums[0].tolist()) == [2] * 4 + [3] * 4  # one pack becomes eight
 
 
 def test_fillers_only_where_no_pack_has_two_sequences():

@@ -37,7 +37,7 @@ GOOD = {
     "group": (ITEMS, PACKS, 2),
     "gather": (ITEMS, PACKS, STARTS),
     "sum_packs": (ITEMS, PACKS, 2),
-    "split_packs": (ITEMS, PACKS, np.array([0]), 2),
+    "spread_packs": (ITEMS, PACKS, 16, 1, np.array([0]), 1, 2),
     "class_tokens": (ITEMS, PACKS, GROUPS, 1, BINS, PACKS, 2),
     "replica_order": (COSTS, STARTS, 1, 2),
     "mixed_steps": (DEVIATIONS, 1, 1, PEAKS),
@@ -50,7 +50,7 @@ WRITTEN = {  # arguments that a kernel writes to
     "next_fit": (3,),
     "look_ahead": (4,),
     "greedy_fill": (0, 2, 4),
-    "split_packs": (1,),
+    "spread_packs": (1,),
 }
 
 # arguments that may be None
@@ -91,8 +91,12 @@ WRONG_VALUES = [
     ("gather", 2, np.array([-1, 2]), NO_ROOM),
     ("gather", 2, np.array([2**63 - 1, 2]), NO_ROOM),
     ("sum_packs", 2, 1, "below the number of packs"),
-    ("split_packs", 2, np.array([2]), "chosen must name packs"),
-    ("split_packs", 2, np.array([-1]), "chosen must name packs"),
+    ("spread_packs", 4, np.array([2]), "chosen must name packs"),
+    ("spread_packs", 4, np.array([-1]), "chosen must name packs"),
+    ("spread_packs", 5, -1, "num_new must be 0 to 2147483647"),
+    ("spread_packs", 5, 2**62, "num_new must be 0 to 2147483647"),
+    ("spread_packs", 2, 0, "capacity must be 1 to 2147483647"),
+    ("spread_packs", 3, 0, "multiple must be 1 to 2147483647"),
     ("class_tokens", 2, np.array([0, 1], dtype=np.int32), "group_of must name groups"),
     ("class_tokens", 2, np.array([0, -1], dtype=np.int32), "group_of must name groups"),
     ("class_tokens", 3, 0, "group_of must name groups"),
@@ -168,7 +172,7 @@ def test_more_packs_than_memory():
         with pytest.raises((MemoryError, ValueError)):
             _C.group(ITEMS, PACKS, num_packs)
         with pytest.raises((MemoryError, ValueError)):
-            _C.split_packs(ITEMS, PACKS.copy(), STARTS[:1], num_packs)
+            _C.spread_packs(ITEMS, PACKS.copy(), 16, 1, STARTS[:1], 1, num_packs)
         with pytest.raises((MemoryError, ValueError)):
             _C.replica_order(COSTS, STARTS, 1, num_packs)
 

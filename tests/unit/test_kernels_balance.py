@@ -56,11 +56,22 @@ def test_sums_of_packs(rounds_and_sizes, dtype):
             )
 
         chosen = rng.permutation(num_packs)[: rng.integers(0, num_packs + 1)]
-        wanted, wanted_sums = reference.split_packs(listed, packs, chosen.tolist(), num_packs)
-        sums = _C.split_packs(items, pack_of, chosen, num_packs)
-        assert pack_of.tolist() == wanted
-        assert sums.T.tolist() == wanted_sums
-        assert sums.shape == (3, 2 * len(chosen))
+        num_new, multiple = turn % 6, (1, 8)[turn % 2]
+        for capacity in (1, 1 << 20):  # spread each pack alone, or all of them together
+            wanted, wanted_sums = reference.spread_packs(
+                listed,
+                packs,
+                capacity,
+                multiple,
+                chosen.tolist(),
+                num_new=num_new,
+                num_packs=num_packs,
+            )
+            spread = pack_of.copy()
+            sums = _C.spread_packs(items, spread, capacity, multiple, chosen, num_new, num_packs)
+            assert spread.tolist() == wanted
+            assert sums.T.tolist() == wanted_sums
+            assert sums.shape == (3, len(chosen) + num_new)
 
 
 def test_squares_have_64_bits():

@@ -26,7 +26,7 @@ def test_steps_hold_every_source():
     told = build_plan(lens, LEVELS, 16, 4, source_ids=source_ids)
     untold = build_plan(lens, LEVELS, 16, 4)
     assert told.audit(lens) == []
-    assert told.metrics()["source_mixing_ratio"] < 1.1
+    assert told.metrics()["source_mixing_ratio"] < 1.25
     found = _source_distance(told, source_ids)
     assert found < 0.8 * _source_distance(untold, source_ids)
 
