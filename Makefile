@@ -5,6 +5,7 @@
 # make lint       ruff, pyright, clang-format, codespell
 # make bench-host the plugin's own cost inside one training process
 # make bench-planner  the planner beside other packers, each figure with its bar
+# make pareto     docs/planner_*.svg: what mixing costs a pipeline, and how other methods do
 # Each target makes .venv when it is missing. PYTHON= names the interpreter to make it from.
 
 SHELL := /bin/bash
@@ -12,7 +13,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow fuzz lint format bench-host bench-planner clean
+.PHONY: demo test test-slow fuzz lint format bench-host bench-planner pareto clean
 .DEFAULT_GOAL := help
 
 help:
@@ -69,6 +70,10 @@ bench-host: $(STAMP)
 bench-planner: $(STAMP)
 	@$(RUN)/python -c 'import lightbinpack, binpacking' 2>/dev/null || $(RUN)/python -m pip install --quiet --editable '.[bench]'
 	@$(RUN)/python -m benchmarks.planner_bench
+
+pareto: $(STAMP)
+	@$(RUN)/python -c 'import matplotlib' 2>/dev/null || $(RUN)/python -m pip install --quiet --editable '.[bench]'
+	@$(RUN)/python -m benchmarks.planner_pareto
 
 clean:
 	rm -rf $(VENV) build *.egg-info megatron_hbp/*.so demo_output .pytest_cache .ruff_cache .hypothesis
