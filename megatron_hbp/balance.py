@@ -39,7 +39,7 @@ def whole_units(
     if not one_level:
         missing = -int(wanted.sum()) % microbatches_together
         wanted[_level_to_spare(have, sequences, (wanted + missing) * units)] += missing
-    for level in np.flatnonzero(wanted * units > have):
+    for level in np.flatnonzero(wanted * units > have).tolist():
         packs = _with_more(
             packs,
             level,
@@ -83,7 +83,7 @@ def _level_to_spare(have: np.ndarray, sequences: np.ndarray, packs: np.ndarray) 
     have, sequences, packs: int64 [levels].
     """
     spare = np.minimum(sequences - packs, 0)
-    return max(np.flatnonzero(have), key=lambda level: (spare[level], -level))
+    return max(np.flatnonzero(have).tolist(), key=lambda level: (spare[level], -level))
 
 
 def _with_more(
@@ -139,7 +139,8 @@ def _replace_fillers(packs: LevelPacks, limits: np.ndarray) -> None:
             places = _to_spare(packs, giver, int(limit))[: len(empty)]
             lens = packs.items["length"][places].astype(np.int64)
             sums = np.stack([np.ones_like(lens), lens, lens * lens])
-            np.subtract.at(packs.sums, (slice(None), packs.pack_of[places]), sums)
+            for kept, taken in zip(packs.sums, sums, strict=True):
+                np.subtract.at(kept, packs.pack_of[places], taken)
             packs.pack_of[places] = empty[: len(places)]
             packs.sums[:, empty[: len(places)]] = sums
             empty = empty[len(places) :]

@@ -37,8 +37,11 @@ class PackCost:
 
         counts, tokens, squares: [packs], sequences, their tokens, the sum of their squared lengths.
         """
-        terms = ((self.fixed, counts), (self.linear, tokens), (self.quadratic, squares))
-        return sum((factor * of for factor, of in terms if factor > 0), start=np.float64(0.0))
+        cost = np.zeros(len(tokens))
+        for factor, of in ((self.fixed, counts), (self.linear, tokens), (self.quadratic, squares)):
+            if factor > 0:
+                cost += factor * of
+        return cost
 
     def per_rank(
         self, counts: np.ndarray, tokens: np.ndarray, squares: np.ndarray, cp_sizes: np.ndarray
@@ -49,7 +52,7 @@ class PackCost:
         """
         cost = self.work(counts, tokens, squares)
         if self.communication > 0:
-            cost = cost + np.where(cp_sizes > 1, self.communication * tokens, 0.0)
+            cost += np.where(cp_sizes > 1, self.communication * tokens, 0.0)
         return cost / cp_sizes
 
 
