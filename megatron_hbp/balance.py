@@ -3,7 +3,8 @@
 Guarantees (asserted by tests/unit/test_balance.py and tests/unit/test_planner.py):
 - no sequence is lost or repeated, no pack grows over its level's pack_len;
 - the number of micro-batches is the least that whole steps allow without packing anew;
-- a filler (a pack without sequences) remains only where no pack has two sequences.
+- a filler (a pack without sequences) remains only where no pack has a sequence to spare that the
+  filler's level can hold.
 It does not order micro-batches into steps: that is schedule.py.
 """
 
