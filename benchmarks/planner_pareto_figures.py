@@ -84,8 +84,8 @@ def _draw_panel(panel: Axes, points: list[Point]) -> None:
     """One workload and number of stages."""
     panel.axhline(1.0, color=_RED, linewidth=0.8, linestyle="--", label="bound")
     for mode, color, label in (
-        ("auto", _BLUE, "plan, mixing auto; numbers: --max-mixing (right end: no bound)"),
-        ("step", _ORANGE, "plan, mixing step, by --max-mixing"),
+        ("auto", _BLUE, "plan, mixing auto; numbers: --max-mixing; hollow: no bound"),
+        ("step", _ORANGE, "plan, mixing step, the same"),
     ):
         # several bounds on mixing may give the same plan: the largest one names it
         by_place: dict[tuple[float, float], float] = {}
@@ -94,6 +94,8 @@ def _draw_panel(panel: Axes, points: list[Point]) -> None:
                 by_place.setdefault(_place(point), point["max_mixing"])
         places = sorted(by_place)
         panel.plot(*zip(*places, strict=True), "o-", color=color, ms=4, lw=1.2, label=label)
+        no_bound = next(place for place in places if by_place[place] == 0)
+        panel.plot(*no_bound, "o", mec=color, mfc="white", ms=5, mew=1.2)
         for place in places:
             if mode == "auto" and by_place[place] >= 2 and place[1] > _CROWDED:
                 _note(panel, f"{by_place[place]:g}", place, (4, 3), color=color, size=8)
