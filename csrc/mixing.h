@@ -27,7 +27,7 @@ Buffer<int64_t> MixedSteps(const int64_t* deviations, int64_t num, int64_t num_c
                            int64_t per_step, const int64_t* peaks, uint64_t seed);
 constexpr int64_t kCandidates = 8;
 constexpr int kRounds = 32;
-constexpr int64_t kEnough = 64;
+constexpr int64_t kEnough = 256;
 
 }  // namespace hbp
 

@@ -7,6 +7,7 @@ Guarantees (asserted by tests/unit/test_mixing.py):
   max_mixing allows.
 """
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +23,8 @@ _MOST_SOURCE_CLASSES = 64
 # Without a bound on mixing: the share of the time that steps may cost more to be like the corpus
 # instead of wholly unlike it.
 _PRICE_OF_MIXING = 0.2
-# With a bound, the prices tried, from left to right.
+# With a bound, the prices that the search is over, and how often it halves the last step between.
+_FINER_PRICES = 3
 _PRICES = tuple(2.0**power for power in range(-8, 9))
 
 
@@ -70,7 +72,7 @@ def group_into_steps(
     bubble: how many times the slowest micro-batch a step adds to its time, (stages - 1) / virtual
     stages. one_level: each step has one level. alike: time counts, at the least price that keeps
     the mixing ratio within max_mixing (0: at a fixed, low price). Otherwise every step is made to
-    look like the whole of `part`.
+    look like the whole of `part`. Raises ValueError when no grouping found keeps the bound.
     """
     if num_microbatches == 1 or len(part) == 0:
         return part.reshape(-1, num_microbatches)
@@ -95,6 +97,7 @@ def group_into_steps(
         return np.concatenate(steps).reshape(-1, num_microbatches)
 
     times = kinds.times[part]
+    total_time = math.fsum(times.tolist())  # the same on every machine
     if not alike or not times.any():
         return part[grouped(None)]
 
@@ -102,7 +105,7 @@ def group_into_steps(
     def at_price(price: float) -> np.ndarray:
         # a step's cost is its deviation in tokens; all of them together are at most twice `tokens`
         tokens = int(kinds.tokens()[part].sum())
-        peaks = np.rint(2.0 * tokens / price * bubble * times / times.sum())
+        peaks = np.rint(2.0 * tokens / price * bubble / total_time * times)
         return grouped(peaks.astype(np.int64))
 
     def distance_of(steps: np.ndarray) -> int:
@@ -111,9 +114,26 @@ def group_into_steps(
 
     if max_mixing == 0:
         return part[at_price(_PRICE_OF_MIXING)]
-    most = max_mixing * _random_distance(kinds, len(part) // num_microbatches)
-    index = bisect_left(_PRICES, True, key=lambda price: distance_of(at_price(price)) <= most)
-    return part[at_price(_PRICES[index]) if index < len(_PRICES) else grouped(None)]
+    random = _random_distance(kinds, len(part) // num_microbatches)
+
+    def keeps_bound(price: float) -> bool:
+        return distance_of(at_price(price)) <= max_mixing * random
+
+    index = bisect_left(_PRICES, True, key=keeps_bound)
+    if index == len(_PRICES):
+        mixed = grouped(None)
+        if distance_of(mixed) > max_mixing * random:
+            raise ValueError(
+                f"max_mixing is {max_mixing}, but the best steps of these micro-batches have a "
+                f"mixing ratio of about {distance_of(mixed) / random:.2f}; use that or more, or 0 "
+                "for no bound"
+            )
+        return part[mixed]
+    price, cheaper = _PRICES[index], _PRICES[max(index - 1, 0)]
+    for _ in range(_FINER_PRICES):
+        between = math.sqrt(price * cheaper)
+        price, cheaper = (between, cheaper) if keeps_bound(between) else (price, between)
+    return part[at_price(price)]
 
 
 def _random_distance(kinds: MicrobatchKinds, num_steps: int) -> float:

@@ -13,7 +13,7 @@ WINDOW = 256  # how far greedy_fill looks
 PAIRS = 8  # how many pairs look_ahead tries
 DRAWS = 8  # how many times it draws until it meets a sequence that is there
 CANDIDATES = 8  # how many open steps mixed_steps looks at
-ROUNDS, ENOUGH = 32, 64
+ROUNDS, ENOUGH = 32, 256
 
 
 def mix(state):
