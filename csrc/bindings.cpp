@@ -20,6 +20,7 @@
 #include "mixing.h"
 #include "order.h"
 #include "packing.h"
+#include "parallel.h"
 
 namespace py = pybind11;
 
@@ -61,19 +62,29 @@ void CheckCapacity(int64_t capacity, int64_t multiple) {
   Require(multiple >= 1 && multiple <= INT32_MAX, "multiple must be 1 to 2147483647 tokens");
 }
 
-// Items in packs 0 .. num_packs - 1, a pack for each item.
 template <typename Id>
-void CheckPacks(const Items<Id>& items, const Array<Id>& pack_of, int64_t num_packs) {
+void CheckShapes(const Items<Id>& items, const Array<Id>& pack_of) {
   RequireVector(items, "items");
   RequireVector(pack_of, "pack_of");
   Require(items.size() == pack_of.size(), "items and pack_of must be equally long");
-  Id least = 0;
-  Id most = -1;
-  for (const Id* pack = pack_of.data(); pack != pack_of.data() + pack_of.size(); ++pack) {
-    least = std::min(least, *pack);
-    most = std::max(most, *pack);
-  }
-  Require(least >= 0 && most < num_packs, "pack_of must hold numbers below the number of packs");
+}
+
+// Items in packs 0 .. num_packs - 1, a pack for each item.
+template <typename Id>
+void CheckPacks(const Items<Id>& items, const Array<Id>& pack_of, int64_t num_packs) {
+  CheckShapes(items, pack_of);
+  const Id* packs = pack_of.data();
+  const int64_t num = pack_of.size();
+  hbp::InHalves(num, [&](int half) {
+    Id least = 0;
+    Id most = -1;
+    const int64_t end = hbp::HalfStart(num, half + 1);
+    for (int64_t i = hbp::HalfStart(num, half); i < end; ++i) {
+      least = std::min(least, packs[i]);
+      most = std::max(most, packs[i]);
+    }
+    Require(least >= 0 && most < num_packs, "pack_of must hold numbers below the number of packs");
+  });
 }
 
 template <typename Length, typename Id>
@@ -167,7 +178,8 @@ int64_t GreedyFill(Items<Id>& items, int64_t multiple, Array<int64_t>& spaces, i
 
 template <typename Id>
 py::tuple Group(const Items<Id>& items, const Array<Id>& pack_of, int64_t num_packs) {
-  CheckPacks(items, pack_of, num_packs);
+  CheckShapes(items, pack_of);
+  Require(num_packs >= 0, "pack_of must hold numbers below the number of packs");
   hbp::Buffer<Id> ids;
   std::vector<int64_t> offsets;
   {
@@ -180,7 +192,7 @@ py::tuple Group(const Items<Id>& items, const Array<Id>& pack_of, int64_t num_pa
 template <typename Id>
 Array<Id> Gather(const Items<Id>& items, const Array<Id>& pack_of, const Array<int64_t>& starts) {
   RequireVector(starts, "starts");
-  CheckPacks(items, pack_of, starts.size());
+  CheckShapes(items, pack_of);
   hbp::Buffer<Id> ids;
   {
     py::gil_scoped_release release;

@@ -25,15 +25,17 @@ inline int64_t RoundUp(int64_t length, int64_t multiple) {
   return multiple == 1 ? length : (length + multiple - 1) / multiple * multiple;
 }
 
+[[noreturn]] inline void ThrowUnfit(int64_t id, int64_t charge, int64_t capacity) {
+  throw std::invalid_argument("sequence " + std::to_string(id) + " takes " +
+                              std::to_string(charge) + " tokens; it must be 1 to " +
+                              std::to_string(capacity));
+}
+
 // What an item takes of a pack; throws when no pack can hold it.
 template <typename Id>
 inline int64_t Charge(const Item<Id>& item, int64_t capacity, int64_t multiple) {
   const int64_t charge = RoundUp(item.length, multiple);
-  if (item.length < 1 || charge > capacity) {
-    throw std::invalid_argument("sequence " + std::to_string(item.id) + " takes " +
-                                std::to_string(charge) + " tokens; it must be 1 to " +
-                                std::to_string(capacity));
-  }
+  if (item.length < 1 || charge > capacity) ThrowUnfit(item.id, charge, capacity);
   return charge;
 }
 

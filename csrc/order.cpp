@@ -21,13 +21,6 @@ int BucketBits(int64_t num) {
   return bits;
 }
 
-template <typename T>
-void Shuffle(T* items, int64_t num, Random* random) {
-  for (int64_t last = num - 1; last > 0; --last) {
-    std::swap(items[last], items[random->Below(last + 1)]);
-  }
-}
-
 // Calls visit(id, length, level, 16 random bits) for the places first .. end - 1 of the input,
 // whose sequence is not empty. first is a multiple of 4.
 template <typename Length, typename Id, typename Visit>

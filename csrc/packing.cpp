@@ -34,10 +34,10 @@ Id PlaceBestFit(const Item<Id>* items, int64_t num, int64_t capacity, int64_t mu
         pack = num_packs++;
         space = capacity;
       }
-      const int64_t fitting = end - first > 1 ? std::min(end - first, space / charge) : 1;
-      std::fill_n(pack_of + first, fitting, pack);
-      first += fitting;
+      int64_t fitting = 1;
+      if (kRuns && end - first > 1) fitting = std::min(end - first, space / charge);
       spaces->Put(pack, space - fitting * charge);
+      for (; fitting > 0; --fitting) pack_of[first++] = pack;
     }
   }
   return num_packs;
@@ -54,13 +54,14 @@ Id BestFitIn(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multi
   const int64_t stream = num / 64 * 31;
   Id num_packs[kHalves];
   Buffer<int64_t> space[kHalves];
-  InHalves(num, [&](int half) {
+  const auto place = [&](int half) {
     Spaces own(capacity);
     num_packs[half] = PlaceBestFit<false, Id>(items + half * stream, stream, capacity, multiple, 0,
                                               &own, pack_of + half * stream);
     space[half] = Buffer<int64_t>(num_packs[half]);
     own.ForEach([&](Id pack, int64_t free) { space[half][pack] = free; });
-  });
+  };
+  InHalves(num, place);
   for (int64_t i = stream; i < 2 * stream; ++i) pack_of[i] += num_packs[0];
   Id both = 0;
   for (const auto& half : space) {
@@ -78,10 +79,12 @@ Id BestFit(const Item<Id>* items, int64_t num, int64_t capacity, int64_t multipl
   if (!IsDense(capacity, num)) {
     return BestFitIn<Id, SparseSpaces<Id>>(items, num, capacity, multiple, in_streams, pack_of);
   }
-  if (capacity < SuccessorSet<3>::kMostMembers) {
-    return BestFitIn<Id, DenseSpaces<Id, 3>>(items, num, capacity, multiple, in_streams, pack_of);
+  if (capacity < CompactSet::kMostMembers) {
+    return BestFitIn<Id, DenseSpaces<Id, CompactSet>>(items, num, capacity, multiple, in_streams,
+                                                      pack_of);
   }
-  return BestFitIn<Id, DenseSpaces<Id, 6>>(items, num, capacity, multiple, in_streams, pack_of);
+  return BestFitIn<Id, DenseSpaces<Id, SuccessorSet<6>>>(items, num, capacity, multiple, in_streams,
+                                                         pack_of);
 }
 
 template <typename Id>
@@ -169,37 +172,41 @@ Id IterativeSampling(Item<Id>* items, int64_t num, int64_t capacity, int64_t mul
     }
     std::copy_n(rest.data(), num_rest, items + kept);
     done = kept;
-    for (int64_t last = num_rest - 1; last > 0; --last) {
-      std::swap(items[done + last], items[done + random.Below(last + 1)]);
-    }
+    Shuffle(items + done, num_rest, &random);
   }
   return num_packs;
 }
 
 namespace {
 
-// By half of the items: how many each pack has.
-template <typename Id>
-void CountHalves(const Id* pack_of, int64_t num, int64_t num_packs,
-                 std::vector<int64_t> (&counts)[kHalves]) {
-  InHalves(num, [&](int half) {
-    std::vector<int64_t> here(static_cast<size_t>(num_packs), 0);
+// Ids by pack. place_packs(next) is told how many items of each half every pack has, and turns that
+// into where they go.
+template <typename Id, typename PlacePacks>
+Buffer<Id> IdsByPack(const Item<Id>* items, const Id* pack_of, int64_t num, int64_t num_packs,
+                     const PlacePacks& place_packs) {
+  Buffer<Id> ids;
+  std::vector<int64_t> next[kHalves];
+  const auto count = [&](int half) {
+    std::vector<int64_t> counts(static_cast<size_t>(num_packs), 0);
     const int64_t end = HalfStart(num, half + 1);
-    for (int64_t i = HalfStart(num, half); i < end; ++i) ++here[pack_of[i]];
-    counts[half] = std::move(here);
-  });
-}
-
-// Ids by pack: item i of a half goes to the next free place of its pack for that half.
-template <typename Id>
-Buffer<Id> Scatter(const Item<Id>* items, const Id* pack_of, int64_t num,
-                   std::vector<int64_t> (&next)[kHalves]) {
-  Buffer<Id> ids(num);
-  InHalves(num, [&](int half) {
-    int64_t* place = next[half].data();
+    for (int64_t i = HalfStart(num, half); i < end; ++i) {
+      const auto pack = static_cast<uint64_t>(static_cast<int64_t>(pack_of[i]));
+      if (pack >= static_cast<uint64_t>(num_packs)) {
+        throw std::invalid_argument("pack_of must hold numbers below the number of packs");
+      }
+      ++counts[pack];
+    }
+    next[half] = std::move(counts);
+  };
+  const auto write = [&](int half) {
+    int64_t* to = next[half].data();
     const int64_t end = HalfStart(num, half + 1);
-    for (int64_t i = HalfStart(num, half); i < end; ++i) ids[place[pack_of[i]]++] = items[i].id;
-  });
+    for (int64_t i = HalfStart(num, half); i < end; ++i) ids[to[pack_of[i]]++] = items[i].id;
+  };
+  InHalves(num, count);
+  place_packs(next);
+  ids = Buffer<Id>(num);
+  InHalves(num, write);
   return ids;
 }
 
@@ -208,35 +215,34 @@ Buffer<Id> Scatter(const Item<Id>* items, const Id* pack_of, int64_t num,
 template <typename Id>
 Buffer<Id> Gather(const Item<Id>* items, const Id* pack_of, int64_t num, const int64_t* starts,
                   int64_t num_packs) {
-  // The second half of the items starts in each pack where the first one ends.
-  std::vector<int64_t> next[kHalves];
-  CountHalves(pack_of, num, num_packs, next);
-  for (int64_t pack = 0; pack < num_packs; ++pack) {
-    if (starts[pack] < 0 || starts[pack] > num - next[0][pack] - next[1][pack]) {
-      throw std::invalid_argument("starts must leave room for every pack");
+  return IdsByPack(items, pack_of, num, num_packs, [&](std::vector<int64_t>(&next)[kHalves]) {
+    // The second half of the items starts in each pack where the first one ends.
+    for (int64_t pack = 0; pack < num_packs; ++pack) {
+      const int64_t start = starts[pack];
+      const int64_t count = next[0][pack] + next[1][pack];
+      if (start < 0 || start > num - count) {
+        throw std::invalid_argument("starts must leave room for every pack");
+      }
+      next[1][pack] = start + next[0][pack];
+      next[0][pack] = start;
     }
-    const int64_t middle = starts[pack] + next[0][pack];
-    next[0][pack] = starts[pack];
-    next[1][pack] = middle;
-  }
-  return Scatter(items, pack_of, num, next);
+  });
 }
 
 template <typename Id>
 Buffer<Id> Group(const Item<Id>* items, const Id* pack_of, int64_t num, int64_t num_packs,
                  std::vector<int64_t>* offsets) {
-  std::vector<int64_t> next[kHalves];
-  CountHalves(pack_of, num, num_packs, next);
   offsets->assign(1, 0);
   offsets->reserve(num_packs + 1);
-  for (int64_t pack = 0; pack < num_packs; ++pack) {
-    const int64_t start = offsets->back();
-    const int64_t middle = start + next[0][pack];
-    offsets->push_back(middle + next[1][pack]);
-    next[0][pack] = start;
-    next[1][pack] = middle;
-  }
-  return Scatter(items, pack_of, num, next);
+  return IdsByPack(items, pack_of, num, num_packs, [&](std::vector<int64_t>(&next)[kHalves]) {
+    for (int64_t pack = 0; pack < num_packs; ++pack) {
+      const int64_t start = offsets->back();
+      const int64_t middle = start + next[0][pack];
+      offsets->push_back(middle + next[1][pack]);
+      next[0][pack] = start;
+      next[1][pack] = middle;
+    }
+  });
 }
 
 #define HBP_INSTANTIATE(Id)                                                                       \

@@ -5,6 +5,7 @@
 #define HBP_RANDOM_H_
 
 #include <cstdint>
+#include <utility>
 
 namespace hbp {
 
@@ -31,6 +32,21 @@ class Random {
  private:
   uint64_t state_;
 };
+
+// From the last place to the second one, the item there changes places with one at or before it.
+// Up to 2^32 items a random word serves two of them, its upper half first.
+template <typename T>
+void Shuffle(T* items, int64_t num, Random* random) {
+  int64_t last = num - 1;
+  for (; last >= int64_t{1} << 32; --last) std::swap(items[last], items[random->Below(last + 1)]);
+  while (last > 0) {
+    const uint64_t word = random->Next();
+    std::swap(items[last], items[(word >> 32) * (last + 1) >> 32]);
+    if (--last == 0) break;
+    std::swap(items[last], items[(word & 0xffffffff) * (last + 1) >> 32]);
+    --last;
+  }
+}
 
 }  // namespace hbp
 

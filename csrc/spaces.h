@@ -13,7 +13,7 @@
 namespace hbp {
 
 // For capacities that fit a table: every operation takes constant time.
-template <typename Id, int kLayers>
+template <typename Id, typename Set>
 class DenseSpaces {
  public:
   explicit DenseSpaces(int64_t capacity) : set_(capacity + 1), newest_(capacity + 1) {
@@ -48,7 +48,7 @@ class DenseSpaces {
   }
 
  private:
-  SuccessorSet<kLayers> set_;
+  Set set_;
   Buffer<Id> newest_;      // by free tokens
   std::vector<Id> older_;  // by pack: the one that was put there before it
 };

@@ -90,6 +90,56 @@ class SuccessorSet {
   std::vector<uint64_t> words_;
 };
 
+// The same for up to 2^18 integers, upwards only: three layers, the top one a single word of
+// which nearly all bits are used, so that a search that does not end in its own word goes to the
+// top, which a processor can predict.
+class CompactSet {
+ public:
+  static constexpr int64_t kMostMembers = int64_t{1} << 18;  // 64 blocks of 64 words
+
+  explicit CompactSet(int64_t size) : words_((size >> 6) + 2, 0) {
+    while (((size - 1) >> (12 + shift_)) > 0) ++shift_;
+  }
+
+  void Insert(int64_t member) {
+    const int64_t word = member >> 6;
+    words_[word] |= uint64_t{1} << (member & 63);
+    blocks_[word >> shift_] |= uint64_t{1} << (word & ((1 << shift_) - 1));
+    top_ |= uint64_t{1} << (word >> shift_);
+  }
+
+  void Erase(int64_t member) {
+    const int64_t word = member >> 6;
+    const int64_t block = word >> shift_;
+    if ((words_[word] &= ~(uint64_t{1} << (member & 63))) != 0) return;
+    if ((blocks_[block] &= ~(uint64_t{1} << (word & ((1 << shift_) - 1)))) != 0) return;
+    top_ &= ~(uint64_t{1} << block);
+  }
+
+  // The smallest member >= from, or -1. from is below the size.
+  int64_t Next(int64_t from) const {
+    int64_t word = from >> 6;
+    const uint64_t ahead = words_[word] & (~uint64_t{0} << (from & 63));
+    if (ahead != 0) return (word << 6) + __builtin_ctzll(ahead);
+    int64_t block = word >> shift_;
+    uint64_t later = blocks_[block] & (~uint64_t{0} << (word & ((1 << shift_) - 1)) << 1);
+    if (later == 0) {
+      const uint64_t blocks = top_ & (~uint64_t{0} << block << 1);
+      if (blocks == 0) return -1;
+      block = __builtin_ctzll(blocks);
+      later = blocks_[block];
+    }
+    word = (block << shift_) + __builtin_ctzll(later);
+    return (word << 6) + __builtin_ctzll(words_[word]);
+  }
+
+ private:
+  int shift_ = 0;  // a block is 2^shift_ words
+  uint64_t top_ = 0;
+  std::array<uint64_t, 64> blocks_{};
+  std::vector<uint64_t> words_;
+};
+
 }  // namespace hbp
 
 #endif  // HBP_SUCCESSOR_SET_H_

@@ -37,9 +37,16 @@ class Random:
         return self.next() * bound >> 64
 
     def shuffle(self, values):
-        """In place, from the last value to the second: each changes places with one up to it."""
+        """In place, from the last value to the second: each changes places with one up to it.
+
+        A word serves two values, its upper 32 bits first (for less than 2^32 of them).
+        """
+        word, halves = 0, 0
         for last in range(len(values) - 1, 0, -1):
-            other = self.below(last + 1)
+            if halves == 0:
+                word, halves = self.next(), 2
+            halves -= 1
+            other = (word >> 32 * halves & 0xFFFFFFFF) * (last + 1) >> 32
             values[last], values[other] = values[other], values[last]
 
 
