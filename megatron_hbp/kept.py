@@ -21,7 +21,11 @@ from megatron_hbp.plan import (
 
 @dataclass(frozen=True)
 class Kept:
-    """lens: int32 [n], tokens kept of each sequence, 0 if dropped; the others as in Plan."""
+    """lens: int32|int64 [n], tokens kept of each sequence, 0 if dropped; the others as in Plan.
+
+    lens are the given ones where nothing is dropped or cut: no copy lies beside what a plan is made
+    of.
+    """
 
     lens: np.ndarray
     dropped_ids: np.ndarray
@@ -87,8 +91,10 @@ def keep(
         raise ValueError(
             f"all {len(seq_lens)} sequences are dropped ({counts}); nothing is left to train on"
         )
-    lens = seq_lens.astype(np.int32)
-    lens[dropped] = 0
+    lens = seq_lens
+    if len(dropped):
+        lens = seq_lens.astype(np.int32)
+        lens[dropped] = 0
     tokens_dropped = int(given[dropped].sum(dtype=np.int64))
     return Kept(
         lens=lens,

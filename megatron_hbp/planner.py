@@ -264,7 +264,7 @@ def _plan(
             tokens_truncated=kept.tokens_truncated,
             seq_lens_hash=seq_lens_hash.result(),
             first_trained_hash=None if first_trained is None else array_hash(first_trained),
-            seq_lens=kept.lens,
+            seq_lens=np.array(kept.lens, dtype=np.int32),
             sequence_ids=_joined([part.sequence_ids for part in parts]),
             pack_offsets=offsets_of(_joined([part.pack_counts for part in parts])),
             microbatch_offsets=offsets_of(
