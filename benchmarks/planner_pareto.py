@@ -65,9 +65,12 @@ def _plan_points(lens: np.ndarray) -> Iterator[dict[str, Any]]:
         for mode in ("auto", "step"):
             settings += [(mode, most) for most in (MAX_MIXING if stages > 1 else (0.0,))]
         for mode, most in settings:
-            plan = build_plan(
-                lens, LEVELS, NUM_RANKS, NUM_MICROBATCHES, stages, mixing=mode, max_mixing=most
-            )
+            try:
+                plan = build_plan(
+                    lens, LEVELS, NUM_RANKS, NUM_MICROBATCHES, stages, mixing=mode, max_mixing=most
+                )
+            except ValueError:
+                continue  # the bound is out of reach
             yield {"method": mode, "max_mixing": most, **_numbers(plan_placement(plan), stages)}
 
 
