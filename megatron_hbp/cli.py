@@ -31,6 +31,7 @@ from megatron_hbp.corpus.command import add_command as add_prepare
 from megatron_hbp.corpus.store import Corpus
 from megatron_hbp.cost import PackCost
 from megatron_hbp.level import Level
+from megatron_hbp.packing import check_lengths
 from megatron_hbp.plan import Plan
 from megatron_hbp.planner import build_plan
 from megatron_hbp.report.compare import compare_plan, compare_text
@@ -307,9 +308,11 @@ def _read_input(namespace: argparse.Namespace) -> _Input | None:
 
 def _load_array(flag: str, path: str) -> np.ndarray:
     try:
-        return np.load(path, allow_pickle=False)
+        array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(
             f"{flag} {path} cannot be read ({error}); make it with "
             "numpy.save(file, a), a being a one-dimensional int32 or int64 array"
         ) from None
+    check_lengths(array, f"{flag} {path}")
+    return array

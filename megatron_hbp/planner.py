@@ -38,7 +38,7 @@ def build_plan(
     seq_lens: np.ndarray,
     levels: Sequence[Level],
     num_ranks: int,
-    num_microbatches: int = 1,
+    num_microbatches: int | None = 1,
     num_stages: int = 1,
     *,
     num_virtual_stages: int = 1,
@@ -60,108 +60,17 @@ def build_plan(
     """Plans every step of every epoch.
 
     seq_lens: int32|int64 [n], tokens of each sequence. levels: ascending, one token budget.
-    num_ranks: DP x CP size. num_microbatches: per step. num_stages: pipeline stages, each of
-    num_virtual_stages model chunks. packer, mixing, max_mixing, overlong: see HbpConfig.
-    curriculum_steps: steps at the start with CP 1 only. cost: what balances packs and predicts
-    times (None: attention cost, and the times of a dense 8B model). alignment: multiples of lengths
-    and budget (None: those of contiguous CP without FP8).
+    num_ranks: DP x CP size. num_microbatches: per step (None: see plan_batch). num_stages: pipeline
+    stages, each of num_virtual_stages model chunks. packer, mixing, max_mixing, overlong: see
+    HbpConfig. curriculum_steps: steps at the start with CP 1 only. cost: what balances packs and
+    predicts times (None: attention cost, and the times of a dense 8B model). alignment: multiples
+    of lengths and budget (None: those of contiguous CP without FP8).
     first_trained: int32|int64 [n], index (1 or more) of the first token that is trained as a
     target, any value >= the length when there is none (None: not known, nothing is dropped for
     it). source_ids: int32|int64 [n], 0 or more, the domain of each sequence: steps are mixed by it
     too. source_weights: how often an epoch takes each sequence of source 0, 1, ... (weights.py).
     Raises ValueError for anything a user can get wrong, with the value, the rule and a way out.
     """
-    check_settings(num_microbatches=(num_microbatches, 1))
-    return _plan(
-        seq_lens,
-        levels,
-        num_ranks,
-        num_microbatches=num_microbatches,
-        num_stages=num_stages,
-        num_virtual_stages=num_virtual_stages,
-        epochs=epochs,
-        seed=seed,
-        packer=packer,
-        mixing=mixing,
-        max_mixing=max_mixing,
-        curriculum_steps=curriculum_steps,
-        overlong=overlong,
-        cost=cost,
-        alignment=alignment,
-        first_trained=first_trained,
-        source_ids=source_ids,
-        source_weights=source_weights,
-        corpus_hash=corpus_hash,
-        corpus_path=corpus_path,
-    )
-
-
-def plan_batch(
-    seq_lens: np.ndarray,
-    levels: Sequence[Level],
-    num_ranks: int,
-    *,
-    seed: int = 1234,
-    packer: str = "best_fit",
-    overlong: str = "error",
-    cost: PackCost | None = None,
-    alignment: Alignment | None = None,
-    first_trained: np.ndarray | None = None,
-) -> Plan:
-    """Plans one global batch, for reinforcement learning: a plan of one step and one epoch.
-
-    Every rank gets the same number of micro-batches, as few as the sequences allow; each sequence
-    is in one pack and no pack is over its level's pack_len. Ranks do about equally much over the
-    whole batch, and in each micro-batch. Arguments as in build_plan().
-    """
-    return _plan(
-        seq_lens,
-        levels,
-        num_ranks,
-        num_microbatches=0,
-        num_stages=1,
-        num_virtual_stages=1,
-        epochs=1,
-        seed=seed,
-        packer=packer,
-        mixing="microbatch",
-        max_mixing=0.0,
-        curriculum_steps=0,
-        overlong=overlong,
-        cost=cost,
-        alignment=alignment,
-        first_trained=first_trained,
-        source_ids=None,
-        source_weights=None,
-        corpus_hash=None,
-        corpus_path=None,
-    )
-
-
-def _plan(
-    seq_lens: np.ndarray,
-    levels: Sequence[Level],
-    num_ranks: int,
-    *,
-    num_microbatches: int,
-    num_stages: int,
-    num_virtual_stages: int,
-    epochs: int,
-    seed: int,
-    packer: str,
-    mixing: str,
-    max_mixing: float,
-    curriculum_steps: int,
-    overlong: str,
-    cost: PackCost | None,
-    alignment: Alignment | None,
-    first_trained: np.ndarray | None,
-    source_ids: np.ndarray | None,
-    source_weights: Sequence[float] | None,
-    corpus_hash: str | None,
-    corpus_path: str | None,
-) -> Plan:
-    """build_plan(), or plan_batch() with num_microbatches 0."""
     levels = tuple(levels)
     check_levels(levels, num_ranks)
     if levels[-1].pack_len > MAX_CAPACITY:
@@ -169,6 +78,7 @@ def _plan(
             f"level {levels[-1]} is longer than {MAX_CAPACITY} tokens; use shorter levels"
         )
     check_settings(
+        num_microbatches=(1 if num_microbatches is None else num_microbatches, 1),
         num_stages=(num_stages, 1),
         num_virtual_stages=(num_virtual_stages, 1),
         epochs=(epochs, 1),
@@ -176,7 +86,13 @@ def _plan(
         curriculum_steps=(curriculum_steps, 0),
         max_mixing=(max_mixing, 0),
     )
-    if num_virtual_stages > 1 and num_microbatches % num_stages:
+    if num_microbatches is None:
+        if num_stages > 1 or epochs > 1 or mixing == "step" or curriculum_steps:
+            raise ValueError(
+                "a single step (num_microbatches None) has one stage, one epoch, no curriculum and "
+                "micro-batches of all levels; give num_microbatches, or leave the others out"
+            )
+    elif num_virtual_stages > 1 and num_microbatches % num_stages:
         raise ValueError(
             f"{num_microbatches} micro-batches are no multiple of {num_stages} pipeline stages, "
             f"which virtual stages need; use {-(-num_microbatches // num_stages) * num_stages}"
@@ -237,7 +153,7 @@ def _plan(
             )
             parts.append(part)
             curriculum_left -= early
-            steps = len(part.levels) // max(1, num_microbatches)
+            steps = len(part.levels) // (num_microbatches or 1)
             if curriculum_left and (early < steps or epoch == epochs - 1):
                 raise ValueError(
                     f"curriculum_steps is {curriculum_steps}, but the plan starts with at most "
@@ -282,6 +198,38 @@ def _plan(
             corpus_hash=corpus_hash,
             corpus_path=corpus_path,
         )
+
+
+def plan_batch(
+    seq_lens: np.ndarray,
+    levels: Sequence[Level],
+    num_ranks: int,
+    *,
+    seed: int = 1234,
+    packer: str = "best_fit",
+    overlong: str = "error",
+    cost: PackCost | None = None,
+    alignment: Alignment | None = None,
+    first_trained: np.ndarray | None = None,
+) -> Plan:
+    """Plans one global batch, for reinforcement learning: a plan of one step and one epoch.
+
+    Every rank gets the same number of micro-batches, as few as the sequences allow; each sequence
+    is in one pack and no pack is over its level's pack_len. Ranks do about equally much over the
+    whole batch, and in each micro-batch. Arguments as in build_plan().
+    """
+    return build_plan(
+        seq_lens,
+        levels,
+        num_ranks,
+        None,
+        seed=seed,
+        packer=packer,
+        overlong=overlong,
+        cost=cost,
+        alignment=alignment,
+        first_trained=first_trained,
+    )
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:

@@ -25,9 +25,9 @@ from megatron_hbp.randomness import mix_seed, permutation, random_words
 class Shape:
     """The settings that an epoch needs. pack_lens, cp_sizes, multiples: int64 [levels].
 
-    num_microbatches: of a step; 0 for one step of as many as it takes. one_level: a step holds one
-    level only. alike: its micro-batches take about the same time, for pipelines. max_mixing: 0, or
-    the mixing ratio that `alike` may not exceed. cost: what balances packs and predicts times
+    num_microbatches: of a step; None for one step of as many as it takes. one_level: a step holds
+    one level only. alike: its micro-batches take about the same time, for pipelines. max_mixing: 0,
+    or the mixing ratio that `alike` may not exceed. cost: what balances packs and predicts times
     (None: attention, and the times of a dense 8B model). source_of: int32 [sequences] or None, with
     num_sources sources.
     """
@@ -36,7 +36,7 @@ class Shape:
     cp_sizes: np.ndarray
     multiples: np.ndarray
     num_ranks: int
-    num_microbatches: int
+    num_microbatches: int | None
     num_stages: int
     num_virtual_stages: int
     one_level: bool
@@ -106,12 +106,12 @@ def _training_order(
     order = neighbours(costs, packs.levels)
     kinds, starts = _microbatches(packs, order, shape)
     early = 0
-    if shape.num_microbatches == 0:
+    if shape.num_microbatches is None:
         steps = np.argsort(-kinds.times, kind="stable")[None]
     else:
         num_cp1 = int(np.count_nonzero(shape.cp_sizes[kinds.levels] == 1))
         early = min(curriculum_steps, num_cp1 // shape.num_microbatches)
-        steps = _steps(kinds, shape, early, seed)
+        steps = _steps(kinds, shape, shape.num_microbatches, early, seed)
     microbatches = steps.ravel()
     replicas = shape.replicas()[kinds.levels[microbatches]]
     new_starts = offsets_of(replicas)
@@ -125,7 +125,8 @@ def whole_packs(
     seq_lens: np.ndarray, shape: Shape, *, packer: str, seed: int, chosen: np.ndarray | None
 ) -> LevelPacks:
     """Packs of one epoch in whole micro-batches, or in whole steps where a step has one level."""
-    units = shape.replicas() * (shape.num_microbatches if shape.one_level else 1)
+    together = shape.num_microbatches or 1
+    units = shape.replicas() * (together if shape.one_level else 1)
     packs = pack_levels(
         seq_lens,
         pack_lens=shape.pack_lens,
@@ -140,7 +141,7 @@ def whole_packs(
         pack_lens=shape.pack_lens,
         multiples=shape.multiples,
         replicas=shape.replicas(),
-        microbatches_together=max(1, shape.num_microbatches),
+        microbatches_together=together,
         one_level=shape.one_level,
         cost=shape.cost or ATTENTION,
     )
@@ -180,14 +181,16 @@ def _microbatches(
     return kinds, starts[:-1]
 
 
-def _steps(kinds: MicrobatchKinds, shape: Shape, early_steps: int, seed: int) -> np.ndarray:
+def _steps(
+    kinds: MicrobatchKinds, shape: Shape, num_microbatches: int, early_steps: int, seed: int
+) -> np.ndarray:
     """int64 [steps, num_microbatches]: which micro-batches share a step, in training order.
 
     early_steps: how many steps at the start hold CP 1 levels only, as many as there can be or less.
     """
     everything = np.arange(len(kinds.levels))
     early = _evenly(
-        np.flatnonzero(shape.cp_sizes[kinds.levels] == 1), early_steps * shape.num_microbatches
+        np.flatnonzero(shape.cp_sizes[kinds.levels] == 1), early_steps * num_microbatches
     )
     late = np.delete(everything, early)
     parts = []
@@ -195,7 +198,7 @@ def _steps(kinds: MicrobatchKinds, shape: Shape, early_steps: int, seed: int) ->
         steps = group_into_steps(
             kinds,
             part,
-            num_microbatches=shape.num_microbatches,
+            num_microbatches=num_microbatches,
             bubble=(shape.num_stages - 1) / shape.num_virtual_stages,
             one_level=shape.one_level,
             alike=shape.alike,

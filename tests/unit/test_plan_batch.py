@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_hbp import Level, plan_batch
+from megatron_hbp import Level, build_plan, plan_batch
 from megatron_hbp.cost import PackCost
 
 LEVELS = [Level(64, 1), Level(128, 2), Level(512, 8)]
@@ -92,6 +92,19 @@ def test_br_a13_every_rank_gives_the_agreed_count():
     lens = np.array([40, 40, 40])
     plan = plan_batch(lens, [Level(40, 1)], 2)
     assert plan.counts()["filler_packs"] == 1  # an explicit one, with zero loss
+
+
+def test_a_single_step_has_nothing_to_do_with_pipelines_or_epochs():
+    lens = np.full(50, 10)
+    for options in (
+        {"num_stages": 2},
+        {"epochs": 2},
+        {"mixing": "step"},
+        {"curriculum_steps": 1},
+    ):
+        with pytest.raises(ValueError, match="a single step .* has one stage, one epoch"):
+            build_plan(lens, LEVELS, 8, None, **options)
+    assert build_plan(lens, LEVELS, 8, None).hash() != build_plan(lens, LEVELS, 8).hash()
 
 
 def test_wrong_arguments_are_named():

@@ -18,7 +18,7 @@ def check_epoch(epoch, lens, shape, chosen=None):
     replicas = shape.replicas()[epoch.levels]
     assert len(epoch.pack_counts) == replicas.sum()  # whole micro-batches of one level each
     assert epoch.pack_counts.sum() == len(epoch.sequence_ids)
-    assert len(epoch.levels) % max(shape.num_microbatches, 1) == 0  # whole steps
+    assert len(epoch.levels) % (shape.num_microbatches or 1) == 0  # whole steps
     offsets = offsets_of(epoch.pack_counts)
     packs = [
         (int(level), epoch.sequence_ids[offsets[p] : offsets[p + 1]])
@@ -46,7 +46,7 @@ SHAPES = [
     make_shape(num_stages=4, alike=True),
     make_shape(num_stages=4, num_virtual_stages=2, alike=True, max_mixing=1.3),
     make_shape(num_stages=4, alike=True, one_level=True),
-    make_shape(num_microbatches=0),
+    make_shape(num_microbatches=None),
 ]
 
 
@@ -150,7 +150,7 @@ def test_neighbouring_microbatches_balance():
 
 def test_one_step_of_as_many_microbatches_as_it_takes():
     lens = random_lens(np.random.default_rng(5), 900, 1024)
-    shape = make_shape(num_microbatches=0)
+    shape = make_shape(num_microbatches=None)
     epoch, early = epoch_of(lens, shape, curriculum_steps=3)
     check_epoch(epoch, lens, shape)
     assert early == 0
