@@ -135,7 +135,7 @@ def test_no_sequences():
         ({"seq_lens": [1]}, "seq_lens is list"),
         ({"token_budget": 0}, "token_budget is 0; it must be at least 1"),
         ({"num_ranks": 0}, "num_ranks is 0"),
-        ({"num_microbatches": None}, "num_microbatches is 0"),
+        ({"num_microbatches": 0}, "num_microbatches is 0"),
         ({"barrier": "none"}, "barrier 'none' is unknown; use one of microbatch, step"),
     ],
 )

@@ -102,7 +102,7 @@ def test_a_single_step_has_nothing_to_do_with_pipelines_or_epochs():
         {"mixing": "step"},
         {"curriculum_steps": 1},
     ):
-        with pytest.raises(ValueError, match="a single step .* has one stage, one epoch"):
+        with pytest.raises(ValueError, match=r"a single step .* has one stage, one epoch"):
             build_plan(lens, LEVELS, 8, None, **options)
     assert build_plan(lens, LEVELS, 8, None).hash() != build_plan(lens, LEVELS, 8).hash()
 
