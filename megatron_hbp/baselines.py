@@ -16,7 +16,7 @@ from megatron_hbp.cost import DENSE_8B_H100, PackCost
 from megatron_hbp.level import Level, check_levels
 from megatron_hbp.metrics import attention_balance_ratio, placement_metrics
 from megatron_hbp.packing import pack
-from megatron_hbp.placement import Placement, check_lengths, positions_in, runs
+from megatron_hbp.placement import Placement, check_fit, positions_in, runs
 from megatron_hbp.plan import Plan
 from megatron_hbp.planner import build_plan
 
@@ -248,4 +248,4 @@ def _check(
     if num_microbatches < 1:
         raise ValueError(f"num_microbatches is {num_microbatches}; it must be at least 1")
     rule = f"the longest that level {levels[-1]} holds"
-    check_lengths(seq_lens, _longest(levels[-1], multiples[-1]), rule)
+    check_fit(seq_lens, _longest(levels[-1], multiples[-1]), rule)

@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 
 from megatron_hbp.cost import DENSE_8B_H100, PackCost
-from megatron_hbp.placement import Placement, check_lengths, runs
+from megatron_hbp.placement import Placement, check_fit, runs
 
 BARRIERS = ("microbatch", "step")
 
@@ -57,7 +57,7 @@ def schedule_online(
         if value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
     largest_cp = 1 << (num_ranks.bit_length() - 1)
-    check_lengths(
+    check_fit(
         seq_lens,
         token_budget * largest_cp,
         f"S x the largest CP size: {token_budget} x {largest_cp}",

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from megatron_hbp.packing import check_lengths
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Placement:
@@ -130,25 +132,12 @@ def runs(seq_lens: np.ndarray, capacity: int) -> np.ndarray:
     return np.array(offsets, dtype=np.int64)
 
 
-def check_lengths(seq_lens: np.ndarray, longest: int, rule: str) -> None:
-    """Raises ValueError unless seq_lens is a one-dimensional int32 or int64 array of 1 .. longest.
+def check_fit(seq_lens: np.ndarray, longest: int, rule: str) -> None:
+    """Raises ValueError unless seq_lens is an array that packing takes, of 1 .. longest tokens.
 
     rule: what `longest` is, for the message.
     """
-    if (
-        not isinstance(seq_lens, np.ndarray)
-        or seq_lens.ndim != 1
-        or seq_lens.dtype not in (np.int32, np.int64)
-    ):
-        found = (
-            f"{seq_lens.dtype} {list(seq_lens.shape)}"
-            if isinstance(seq_lens, np.ndarray)
-            else type(seq_lens).__name__
-        )
-        raise ValueError(
-            f"seq_lens is {found}; it must be a one-dimensional int32 or int64 array, e.g. "
-            "numpy.array(lengths, dtype=numpy.int64)"
-        )
+    check_lengths(seq_lens, "seq_lens")
     bad = np.flatnonzero((seq_lens < 1) | (seq_lens > longest))
     if len(bad):
         raise ValueError(

@@ -79,7 +79,8 @@ def validation_plan(
         return None
     corpus = Corpus.open(config.valid_corpus)
     settings = PLAN_DEFAULTS | {"overlong": train.overlong, "seed": train.seed}
-    shape = dataclasses.replace(shape, num_microbatches=num_microbatches)
+    # forward only: whether virtual stages take this number of micro-batches is the host's to say
+    shape = dataclasses.replace(shape, num_microbatches=num_microbatches, num_virtual_stages=1)
     return _planned(corpus, train.levels, settings, config, shape), corpus
 
 

@@ -60,9 +60,9 @@ def test_whole_units(units, together):
 
         assert (packs.sums[1] <= shape.pack_lens[packs.levels]).all()
         assert (packs.items["length"] <= shape.limits()[packs.levels[packs.pack_of]]).all()
-        assert (before.levels[before.pack_of] == packs.levels[packs.pack_of]).all() or (
-            packs.sums[0] == 1
-        ).any()  # only a filler gets a sequence of another level
+        moved = before.levels[before.pack_of] != packs.levels[packs.pack_of]
+        # only a filler gets a sequence of another level, and only one
+        assert (packs.sums[0, packs.pack_of[moved]] == 1).all()
 
         for level in set(packs.levels[packs.sums[0] == 0].tolist()):
             for pack in members(packs):  # nobody could have given a filler a sequence
