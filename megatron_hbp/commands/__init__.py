@@ -1,0 +1,1 @@
+"""One module per command of `hbp`: add_command() registers it, run() does it."""

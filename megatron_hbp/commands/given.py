@@ -1,0 +1,68 @@
+"""What a plan is made from or checked against: a corpus, or arrays of lengths."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from megatron_hbp.corpus.store import Corpus
+from megatron_hbp.packing import check_lengths
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a plan is made from. seq_lens, first_trained, source_ids: see build_plan()."""
+
+    seq_lens: np.ndarray
+    first_trained: np.ndarray | None = None
+    source_ids: np.ndarray | None = None
+    corpus_hash: str | None = None
+    corpus_paths: tuple[str, ...] = ()
+
+
+def add_input(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    source = parser.add_mutually_exclusive_group(required=required)
+    source.add_argument("--corpus", metavar="DIR", help="a corpus made by hbp prepare")
+    source.add_argument(
+        "--lengths",
+        metavar="FILE.npy",
+        help="an int32 or int64 array, one length in tokens per sequence",
+    )
+    parser.add_argument(
+        "--sources",
+        metavar="FILE.npy",
+        help="with --lengths: an int32 or int64 array, the source (0 or more) of each sequence",
+    )
+
+
+def read_input(namespace: argparse.Namespace) -> Given | None:
+    if namespace.sources is not None and namespace.lengths is None:
+        raise ValueError("--sources goes with --lengths; a corpus knows its sources")
+    if namespace.corpus is not None:
+        corpus = Corpus.open(namespace.corpus)
+        return Given(
+            corpus.seq_lens,
+            corpus.first_trained,
+            corpus.source_ids,
+            corpus.hash,
+            (str(Path(namespace.corpus).resolve()),),
+        )
+    if namespace.lengths is None:
+        return None
+    seq_lens = _load_array("--lengths", namespace.lengths)
+    if namespace.sources is None:
+        return Given(seq_lens)
+    return Given(seq_lens, source_ids=_load_array("--sources", namespace.sources))
+
+
+def _load_array(flag: str, path: str) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(
+            f"{flag} {path} cannot be read ({error}); make it with "
+            "numpy.save(file, a), a being a one-dimensional int32 or int64 array"
+        ) from None
+    check_lengths(array, f"{flag} {path}")
+    return array
