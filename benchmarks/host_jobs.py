@@ -81,7 +81,7 @@ class Job:
             self.num_microbatches,
             first_trained=corpus.first_trained,
             corpus_hash=corpus.hash,
-            corpus_path=str(corpus.path),
+            corpus_paths=(str(corpus.path),),
         )
         plan.save(folder / "plan")
         return folder / "plan"

@@ -123,9 +123,9 @@ def start(extra_args_provider: Any) -> HostRun:
     args.consumed_train_samples = args.consumed_train_samples or 0
     training.datasets_provider(None)
     plan = Plan.load(args.hbp_plan)
-    assert plan.corpus_path is not None
+    assert plan.corpus_paths
     rank = mpu.get_data_parallel_rank(with_context_parallel=True)
-    dataset = HbpDataset(plan, Corpus.open(plan.corpus_path), rank)
+    dataset = HbpDataset(plan, Corpus.open(plan.corpus_paths[0]), rank)
     return HostRun(args, model, optimizer, scheduler, training, dataset)
 
 

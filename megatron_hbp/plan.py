@@ -29,7 +29,7 @@ from megatron_hbp.audit import audit_plan
 from megatron_hbp.cost import DENSE_8B_H100, PackCost
 from megatron_hbp.level import Level
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 DROP_OVERLONG, DROP_UNTRAINABLE, DROP_EMPTY, DROP_WEIGHTLESS = range(4)
 DROP_REASONS = ("over-long", "no trainable token", "empty", "weight 0")
@@ -46,7 +46,7 @@ _ARRAYS = (
     "truncated_ids",
     "source_ids",
 )
-_NOT_HASHED = ("corpus_path",)
+_NOT_HASHED = ("corpus_paths",)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -65,6 +65,7 @@ class Plan:
     cost: what packs were balanced by (None: attention).
     tokens_in: tokens of the input; tokens_truncated, tokens_dropped: those not kept.
     seq_lens_hash, first_trained_hash: SHA-256 of the planner's inputs; corpus_hash: of the corpus.
+    corpus_paths: where it lies, one folder for each of its parts.
     """
 
     levels: tuple[Level, ...]
@@ -97,7 +98,7 @@ class Plan:
     source_ids: np.ndarray | None = None
     source_weights: tuple[float, ...] | None = None
     corpus_hash: str | None = None
-    corpus_path: str | None = None
+    corpus_paths: tuple[str, ...] = ()
 
     @property
     def token_budget(self) -> int:
@@ -248,6 +249,7 @@ class Plan:
             )
             if settings["cost"] is not None:
                 settings["cost"] = PackCost(**settings["cost"])
+            settings["corpus_paths"] = tuple(settings["corpus_paths"])
             if settings["source_weights"] is not None:
                 settings["source_weights"] = tuple(settings["source_weights"])
             arrays = {

@@ -55,7 +55,7 @@ def build_plan(
     source_ids: np.ndarray | None = None,
     source_weights: Sequence[float] | None = None,
     corpus_hash: str | None = None,
-    corpus_path: str | None = None,
+    corpus_paths: Sequence[str] = (),
 ) -> Plan:
     """Plans every step of every epoch.
 
@@ -196,7 +196,7 @@ def build_plan(
             source_ids=None if source_ids is None else source_ids.astype(np.int32),
             source_weights=weights,
             corpus_hash=corpus_hash,
-            corpus_path=corpus_path,
+            corpus_paths=tuple(corpus_paths),
         )
 
 

@@ -28,7 +28,7 @@ def hbp_plan(
         curriculum_steps=curriculum_steps,
         first_trained=corpus.first_trained,
         corpus_hash=corpus.hash,
-        corpus_path=str(corpus.path),
+        corpus_paths=(str(corpus.path),),
     )
 
 
@@ -42,7 +42,7 @@ def isf_plan(corpus: Corpus, level: Level, num_ranks: int, num_microbatches: int
         packer="isf",
         first_trained=corpus.first_trained,
         corpus_hash=corpus.hash,
-        corpus_path=str(corpus.path),
+        corpus_paths=(str(corpus.path),),
     )
     packs = [plan.pack(i) for i in np.random.default_rng(SEED).permutation(plan.num_packs)]
     shuffled = dataclasses.replace(

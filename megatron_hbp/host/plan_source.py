@@ -49,7 +49,7 @@ def training_plan(config: HbpConfig, shape: RunShape) -> tuple[Plan, Corpus]:
         }
         return _planned(corpus, config.level, settings, config, shape), corpus
     plan = Plan.load(config.plan)
-    folder = config.corpus or plan.corpus_path
+    folder = config.corpus or (plan.corpus_paths[0] if plan.corpus_paths else None)
     if folder is None:
         raise ValueError(
             f"the plan {config.plan} was made from lengths and names no corpus; "
@@ -162,7 +162,7 @@ def _planned(
             first_trained=corpus.first_trained,
             source_ids=corpus.source_ids,
             corpus_hash=corpus.hash,
-            corpus_path=str(corpus.path),
+            corpus_paths=(str(corpus.path),),
             **settings,
         ).save(folder)
     _wait_for(folder, config.plan_timeout, shape.rank)

@@ -88,7 +88,7 @@ def plan_over_slots(
         dropped_reason=np.zeros(0, dtype=np.int8),
         truncated_ids=np.zeros(0, dtype=np.int64),
         corpus_hash=corpus.hash,
-        corpus_path=str(corpus.path),
+        corpus_paths=(str(corpus.path),),
     )
     assert plan.audit(lens) == []
     return plan

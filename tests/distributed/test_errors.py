@@ -46,7 +46,7 @@ class _Files:
         self.padded_plan = self._plan(folder / "padded", corpus, alignment=Alignment(16, (16, 16)))
         self.fp8_plan = self._plan(folder / "fp8", corpus, alignment=Alignment(16, (1, 1)))
         self.one_by_one = self._plan(folder / "one", corpus, num_microbatches=1)
-        self.lengths_only = self._plan(folder / "lengths", corpus, corpus_path=None)
+        self.lengths_only = self._plan(folder / "lengths", corpus, corpus_paths=())
         self.cut_plan = self._plan(folder / "cut", corpus)
         with (Path(self.cut_plan) / "sequence_ids.npy").open("r+b") as file:
             file.seek(-4, 2)
@@ -66,7 +66,7 @@ class _Files:
             "num_ranks": 4,
             "num_microbatches": 2,
             "corpus_hash": corpus.hash,
-            "corpus_path": str(corpus.path),
+            "corpus_paths": (str(corpus.path),),
             "first_trained": corpus.first_trained,
         } | changes
         plan = build_plan(corpus.seq_lens, [Level.parse(text) for text in levels], **settings)

@@ -180,7 +180,7 @@ def test_plan_from_a_corpus_and_audit_against_it(corpus, lengths, tmp_path, caps
     assert main(argv) == 0
     plan = Plan.load(folder)
     assert plan.corpus_hash == Corpus.open(corpus).hash
-    assert plan.corpus_path == str(Path(corpus).resolve())
+    assert plan.corpus_paths == (str(Path(corpus).resolve()),)
     assert plan.first_trained_hash is not None
     capsys.readouterr()
     assert main(["audit", folder]) == 0

@@ -7,9 +7,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from megatron_hbp.commands.prepare import add_command
 from megatron_hbp.corpus import Corpus
 from megatron_hbp.corpus import prepare as prepare_module
-from megatron_hbp.corpus.command import add_command
 from tests.unit.corpus_samples import (
     CHATML,
     char_tokenizer,

@@ -34,7 +34,7 @@ def plan():
         curriculum_steps=1,
         first_trained=np.ones(222, dtype=int),
         source_ids=np.arange(222) % 3,
-        corpus_path="/somewhere",
+        corpus_paths=("/somewhere",),
     )
 
 
@@ -105,10 +105,10 @@ def test_without_source_ids(tmp_path):
 
 
 def test_hash_covers_what_shapes_training(plan):
-    same = dataclasses.replace(plan, corpus_path="/elsewhere")
+    same = dataclasses.replace(plan, corpus_paths=("/elsewhere",))
     assert same.hash() == plan.hash()
     for field in dataclasses.fields(Plan):
-        if field.name == "corpus_path":
+        if field.name == "corpus_paths":
             continue
         value = getattr(plan, field.name)
         if field.name in ARRAYS:
@@ -157,9 +157,9 @@ def test_half_written_and_foreign_plans(plan, tmp_path):
     with pytest.raises(ValueError, match=r"plan.json is damaged"):
         Plan.load(folder)
     (folder / "plan.json").write_text(
-        document.replace('"format_version": 2', '"format_version": 99')
+        document.replace('"format_version": 3', '"format_version": 99')
     )
-    with pytest.raises(ValueError, match="has format version 99, this release reads 2"):
+    with pytest.raises(ValueError, match="has format version 99, this release reads 3"):
         Plan.load(folder)
     (folder / "plan.json").write_text(document.replace('"packer"', '"pakker"'))
     with pytest.raises(ValueError, match=r"is damaged .*packer"):
