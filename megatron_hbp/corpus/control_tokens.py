@@ -5,13 +5,15 @@ Guarantees:
 - after `hide`, `find` finds nothing in the text, and `reveal` gives the text back.
 """
 
+import os.path
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 # Unicode noncharacters, never meant for interchange; a row that holds one is rejected
 BREAK, GENERATION_START, GENERATION_END = "\ufdd0", "\ufdd1", "\ufdd2"
-RESERVED = re.compile(f"[{BREAK}{GENERATION_START}{GENERATION_END}]")
+_RESERVED = BREAK + GENERATION_START + GENERATION_END
+RESERVED = re.compile(f"[{_RESERVED}]")
 
 _PREFIX_LEN = 4
 
@@ -44,8 +46,11 @@ class ControlTokens:
         self.ids = frozenset(token.id for token in self.by_text.values())
         self._lengths = sorted({len(text) for text in self.by_text}, reverse=True)
         # vocabularies may reserve thousands of them, nearly all with the same beginning
-        prefixes = sorted({re.escape(text[:_PREFIX_LEN]) for text in self.by_text})
-        self._prefix = re.compile("|".join(prefixes) or "(?!)")
+        prefixes = sorted({text[:_PREFIX_LEN] for text in self.by_text})
+        shared = os.path.commonprefix(prefixes)  # a literal start makes the search much faster
+        rest = "|".join(re.escape(prefix[len(shared) :]) for prefix in prefixes)
+        self._prefix = re.compile(f"{re.escape(shared)}(?:{rest})" if prefixes else "(?!)")
+        self._beginnings = sorted({text[:2] for text in self.by_text})
 
     def find(self, text: str) -> Iterator[Match]:
         """Yields the control tokens in `text`, in order, not overlapping."""
@@ -65,6 +70,13 @@ class ControlTokens:
                 outer_end += 1
             yield Match(start, end, outer_start, outer_end, token)
             position = outer_end
+
+    def may_occur_in(self, text: str) -> bool:
+        """Whether a control token or a reserved character can be in the text; quick, never wrong
+        when it says no."""
+        return any(beginning in text for beginning in self._beginnings) or (
+            not text.isascii() and any(character in text for character in _RESERVED)
+        )
 
     def hide(self, text: str) -> str:
         """The text with every control token in it broken by a character that `reveal` removes."""

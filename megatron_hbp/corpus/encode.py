@@ -1,4 +1,4 @@
-"""Rendered chats -> token ids and masks.
+"""Rendered chats and passages -> token ids and masks.
 
 The text is cut at control tokens and where training starts and stops, and the parts are encoded on
 their own. So the tokens before an answer are those that generation starts from, and no token lies
@@ -12,18 +12,18 @@ Guarantees:
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
-from megatron_hbp.corpus.control_tokens import BREAK, ControlTokens, reveal
+from megatron_hbp.corpus.control_tokens import BREAK, reveal
 from megatron_hbp.corpus.rows import RowError
 from megatron_hbp.corpus.template import RenderedChat
 from megatron_hbp.corpus.tokenizer import Place, Tokenizer
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """content: a control token's id, or plain text."""
 
     content: int | str
@@ -31,66 +31,70 @@ class Part:
     trained: bool
 
 
-def split(chat: RenderedChat, control_tokens: ControlTokens) -> Iterator[Part]:
+def split(chat: RenderedChat) -> Iterator[Part]:
     """Yields the parts of a chat in order, none of them empty."""
+    text = chat.text
     edges = [edge for span in chat.spans for edge in span]  # trained between even and odd entries
     place = Place.START
-
-    def texts(start: int, end: int) -> Iterator[Part]:
-        nonlocal place
-        inner = edges[bisect_right(edges, start) : bisect_left(edges, end)]
-        for begin, stop in zip([start, *inner], [*inner, end], strict=True):
-            if begin < stop:
-                text = reveal(chat.text[begin:stop])
-                yield Part(text, place, bisect_right(edges, begin) % 2 == 1)
-                place = Place.AFTER_TEXT
-
     position = 0
-    for match in control_tokens.find(chat.text):
-        yield from texts(position, match.outer_start)
-        trained = bisect_right(edges, match.start) % 2 == 1
-        yield Part(match.token.id, place, trained)
-        place = Place.AFTER_CONTROL_TOKEN
-        position = match.outer_end
-    yield from texts(position, len(chat.text))
+    for start, end, match in (
+        *((match.outer_start, match.start, match) for match in chat.matches),
+        (len(text), len(text), None),
+    ):
+        if position < start:
+            inner = edges[bisect_right(edges, position) : bisect_left(edges, start)]
+            for stop in (*inner, start):
+                if position < stop:
+                    trained = bisect_right(edges, position) % 2 == 1
+                    yield Part(reveal(text[position:stop]), place, trained)
+                    place = Place.AFTER_TEXT
+                    position = stop
+        if match is not None:
+            yield Part(match.token.id, place, bisect_right(edges, end) % 2 == 1)
+            place = Place.AFTER_CONTROL_TOKEN
+            position = match.outer_end
+    if chat.tail_id is not None:
+        yield Part(chat.tail_id, place, True)
 
 
 def encode_chats(
     chats: Sequence[RenderedChat], tokenizer: Tokenizer
 ) -> list[tuple[np.ndarray, np.ndarray] | RowError]:
     """(tokens int64 [n], mask uint8 [n]) of each chat, or why it cannot be used."""
-    parts = [list(split(chat, tokenizer.control_tokens)) for chat in chats]
-    plain = [part for chat_parts in parts for part in chat_parts if isinstance(part.content, str)]
+    parts = [list(split(chat)) for chat in chats]
+    plain = [part for part in chain(*parts) if isinstance(part.content, str)]
     encoded = iter(
         tokenizer.encode([str(part.content) for part in plain], [part.place for part in plain])
     )
-    results: list[tuple[np.ndarray, np.ndarray] | RowError] = []
-    for chat, chat_parts in zip(chats, parts, strict=True):
-        ids: list[list[int]] = [
-            [part.content] if isinstance(part.content, int) else next(encoded)
-            for part in chat_parts
-        ]
-        if BREAK in chat.text and _leaks(ids, chat_parts, tokenizer.control_tokens):
-            results.append(
-                RowError(
-                    "control token in content",
-                    "control token in content: the tokenizer cannot encode its text as plain text",
-                )
-            )
-            continue
-        tokens = np.concatenate([np.array(part_ids, dtype=np.int64) for part_ids in ids])
-        mask = np.repeat(
-            np.array([part.trained for part in chat_parts], dtype=np.uint8), list(map(len, ids))
+    return [
+        _encoded(chat, chat_parts, encoded, tokenizer)
+        for chat, chat_parts in zip(chats, parts, strict=True)
+    ]
+
+
+def _encoded(
+    chat: RenderedChat, parts: list[Part], encoded: Iterator[list[int]], tokenizer: Tokenizer
+) -> tuple[np.ndarray, np.ndarray] | RowError:
+    ids: list[int] = []
+    runs: list[int] = []
+    hidden = BREAK in chat.text
+    leaks = False
+    for part in parts:
+        before = len(ids)
+        if isinstance(part.content, int):
+            ids.append(part.content)
+        else:
+            part_ids = next(encoded)
+            ids += part_ids
+            leaks |= hidden and not tokenizer.control_tokens.ids.isdisjoint(part_ids)
+        runs.append(len(ids) - before)
+    if leaks:
+        return RowError(
+            "control token in content",
+            "control token in content: the tokenizer cannot encode its text as plain text",
         )
-        results.append(_with_one_start(tokens, mask, tokenizer))
-    return results
-
-
-def _leaks(ids: list[list[int]], parts: list[Part], control_tokens: ControlTokens) -> bool:
-    return any(
-        isinstance(part.content, str) and not control_tokens.ids.isdisjoint(part_ids)
-        for part_ids, part in zip(ids, parts, strict=True)
-    )
+    mask = np.repeat(np.array([part.trained for part in parts], dtype=np.uint8), runs)
+    return _with_one_start(np.array(ids, dtype=np.int64), mask, tokenizer)
 
 
 def _with_one_start(
@@ -99,7 +103,9 @@ def _with_one_start(
     start_id = tokenizer.start_id
     if start_id is None or len(tokens) == 0:
         return tokens, mask
-    count = int(np.argmax(tokens != start_id)) if (tokens != start_id).any() else len(tokens)
+    count = 0
+    while count < len(tokens) and tokens[count] == start_id:
+        count += 1
     if count > 1:
         return tokens[count - 1 :], mask[count - 1 :]
     if count == 0 and tokenizer.adds_start:

@@ -18,6 +18,7 @@ filters and functions of Hugging Face's templates except `strftime_now`.
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ from megatron_hbp.corpus.control_tokens import (
     GENERATION_START,
     RESERVED,
     ControlTokens,
+    Match,
 )
 from megatron_hbp.corpus.rows import Chat, RowError, map_strings
 
@@ -50,10 +52,15 @@ _MARKER = re.compile(f"[{GENERATION_START}{GENERATION_END}]")
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """text with control tokens of messages hidden. spans: trained [start, end) parts, ascending."""
+    """text with control tokens of messages hidden. spans: trained [start, end) parts, ascending.
+
+    matches: the control tokens in text. tail_id: a token that follows the text and is trained.
+    """
 
     text: str
     spans: list[tuple[int, int]]
+    matches: list[Match]
+    tail_id: int | None = None
 
 
 class ChatTemplate:
@@ -90,28 +97,45 @@ class ChatTemplate:
 
     def render(self, chat: Chat) -> RenderedChat:
         """Renders a chat. Raises RowError when the template refuses it or nothing is trained."""
-        hidden = map_strings(
-            [chat.messages, chat.tools], lambda text: self._control_tokens.hide(_checked(text))
-        )
-        messages: list[dict[str, Any]] = hidden[0]
-        tools = hidden[1]
-        for message in messages:
-            if message["content"] == "" and "tool_calls" in message:
-                message["content"] = self._no_content
+        messages, tools = self._hidden(chat)
         text = self._text(messages, tools)
         if self._has_blocks:
-            text, spans = self._from_markers(text)
+            text, marked = self._from_markers(text)
+            matches = list(self._control_tokens.find(text))
+            spans = [self._with_end_token(text, span, matches) for span in marked]
             spans = _of_trained_answers(spans, chat)
         else:
+            matches = list(self._control_tokens.find(text))
             spans = [
-                self._answer_span(text, messages, tools, index)
+                self._answer_span(text, matches, messages, tools, index)
                 for index, trained in enumerate(chat.trained)
                 if trained
             ]
-        spans = [span for span in spans if self._says_something(text, span)]
+        spans = [span for span in spans if _says_something(text, span, matches)]
         if not spans:
             raise RowError("no trained token")
-        return RenderedChat(text, spans)
+        return RenderedChat(text, spans, matches)
+
+    def _hidden(self, chat: Chat) -> tuple[list[dict[str, Any]], Any]:
+        """(messages, tools) with the control tokens in them hidden; the chat's own are not changed.
+
+        Raises RowError for reserved characters.
+        """
+        control_tokens = self._control_tokens
+        messages = []
+        for message in chat.messages:
+            if len(message) > 2 or control_tokens.may_occur_in(message["content"]):
+                message = map_strings(  # noqa: PLW2901
+                    message, lambda text: control_tokens.hide(_checked(text))
+                )
+                if message["content"] == "" and "tool_calls" in message:
+                    message["content"] = self._no_content
+            messages.append(message)
+        if chat.tools is None:
+            return messages, None
+        return messages, map_strings(
+            chat.tools, lambda text: control_tokens.hide(_checked(text))
+        )
 
     def _text(self, messages: list[Any], tools: Any, *, add_generation_prompt: bool = False) -> str:
         try:
@@ -127,7 +151,7 @@ class ChatTemplate:
             raise RowError("chat template", f"chat template: {reason}") from None
 
     def _answer_span(
-        self, text: str, messages: list[Any], tools: Any, index: int
+        self, text: str, matches: list[Match], messages: list[Any], tools: Any, index: int
     ) -> tuple[int, int]:
         """Where the answer `messages[index]` lies in `text`, end token included."""
         header = self._text(messages[:index], tools, add_generation_prompt=True)
@@ -136,15 +160,34 @@ class ChatTemplate:
         until_answer = text
         if index < len(messages) - 1:
             until_answer = self._text(messages[: index + 1], tools)
+            if not text.startswith(until_answer):
+                return self._changed_answer_span(text, header, until_answer, messages, tools, index)
+        match = _closing(until_answer, (len(header), len(until_answer)), matches)
+        if match is None:
+            raise _underivable(index, "no control token ends it")
+        return len(header), match.end
+
+    def _changed_answer_span(
+        self,
+        text: str,
+        header: str,
+        until_answer: str,
+        messages: list[Any],
+        tools: Any,
+        index: int,
+    ) -> tuple[int, int]:
+        """`_answer_span` where the template prints an answer differently once others follow it
+        (e.g. without its reasoning)."""
         if not until_answer.startswith(header):
             raise _underivable(index, "what comes before it depends on the answer")
-        end, token_text = self._closing_token(until_answer, len(header))
-        if token_text is None:
+        matches = list(self._control_tokens.find(until_answer))
+        match = _closing(until_answer, (len(header), len(until_answer)), matches)
+        if match is None:
             raise _underivable(index, "no control token ends it")
-        if text.startswith(until_answer[:end]):
-            return len(header), end
-        # the template prints an answer differently once later messages follow (e.g. without its
-        # reasoning): it ends with the same token, before anything that depends on the next message
+        if text.startswith(until_answer[: match.end]):
+            return len(header), match.end
+        # it ends with the same token, before anything that depends on the next message
+        token_text = until_answer[match.start : match.end]
         other = [*messages]
         other[index + 1] = {**messages[index + 1], "content": GENERATION_END}
         shared = _common_prefix_len(text, self._text(other, tools))
@@ -153,17 +196,8 @@ class ChatTemplate:
             raise _underivable(index, "no control token ends it once later messages follow")
         return len(header), begin + len(token_text)
 
-    def _closing_token(self, text: str, start: int) -> tuple[int, str | None]:
-        """(end, text) of the control token that ends text[start:], white space aside."""
-        last = None
-        for match in self._control_tokens.find(text[start:]):
-            last = match
-        if last is None or text[start + last.end :].strip():
-            return len(text), None
-        return start + last.end, text[start + last.start : start + last.end]
-
     def _from_markers(self, marked: str) -> tuple[str, list[tuple[int, int]]]:
-        """(text without markers, where the blocks lie in it, their end tokens included)."""
+        """(text without markers, where the blocks lie in it)."""
         pieces, spans, length, opened = [], [], 0, None
         position = 0
         for marker in _MARKER.finditer(marked):
@@ -176,40 +210,32 @@ class ChatTemplate:
                 spans.append((opened, length))
                 opened = None
         pieces.append(marked[position:])
-        text = "".join(pieces)
-        return text, [self._with_end_token(text, span) for span in spans]
+        return "".join(pieces), spans
 
-    def _with_end_token(self, text: str, span: tuple[int, int]) -> tuple[int, int]:
+    def _with_end_token(
+        self, text: str, span: tuple[int, int], matches: list[Match]
+    ) -> tuple[int, int]:
         start, end = span
-        closed, token_text = self._closing_token(text[:end], start)
-        if token_text is not None:
-            return start, closed
+        match = _closing(text, span, matches)
+        if match is not None:
+            return start, match.end
         if self.end_token is not None and text.startswith(self.end_token, end):
             return start, end + len(self.end_token)
         return span
-
-    def _says_something(self, text: str, span: tuple[int, int]) -> bool:
-        """Whether a span holds more than white space and its end token."""
-        start, end = span
-        answer = text[start:end]
-        _, token_text = self._closing_token(answer, 0)
-        if token_text is not None:
-            answer = answer.rstrip().removesuffix(token_text)
-        return bool(answer.strip())
 
     def _probe_end_token(self) -> str | None:
         try:
             text = _MARKER.sub("", self._text(_PROBE, None))
         except RowError:
             return None
-        _, token_text = self._closing_token(text, 0)
-        if token_text is None:
+        match = _closing(text, (0, len(text)), list(self._control_tokens.find(text)))
+        if match is None:
             raise ValueError(
                 "the chat template ends an answer without a control token, so the model would "
                 "never learn to stop; end assistant messages with one, e.g. {{ eos_token }}, "
                 "and give the template with --chat-template"
             )
-        return token_text
+        return text[match.start : match.end]
 
     def _probe_tool_calls(self) -> tuple[str | None, bool]:
         """(content that makes the template print tool calls without content, whether it does)."""
@@ -257,6 +283,24 @@ def _of_trained_answers(spans: list[tuple[int, int]], chat: Chat) -> list[tuple[
             "of which some are not to be trained",
         )
     return [span for span, trained in zip(spans, answers, strict=True) if trained]
+
+
+def _closing(text: str, span: tuple[int, int], matches: list[Match]) -> Match | None:
+    """The control token that ends a span of the text, white space aside."""
+    start, end = span
+    place = bisect_right(matches, end, key=lambda match: match.end)
+    if place == 0:
+        return None
+    last = matches[place - 1]
+    if last.start < start or text[last.end : end].strip():
+        return None
+    return last
+
+
+def _says_something(text: str, span: tuple[int, int], matches: list[Match]) -> bool:
+    """Whether a span holds more than white space and its end token."""
+    match = _closing(text, span, matches)
+    return bool(text[span[0] : span[1] if match is None else match.start].strip())
 
 
 def _common_prefix_len(first: str, second: str) -> int:

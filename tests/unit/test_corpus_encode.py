@@ -152,10 +152,11 @@ def test_a_tokenizer_that_cannot_spell_control_text_rejects_the_row(tmp_path):
 
 
 def test_parts_of_a_chat():
-    chat_text = RenderedChat("ab<s>cdef<s>", [(1, 2), (6, 12)])
     from megatron_hbp.corpus.control_tokens import ControlToken, ControlTokens
 
-    parts = split(chat_text, ControlTokens({"<s>": ControlToken(7)}))
+    text = "ab<s>cdef<s>"
+    matches = list(ControlTokens({"<s>": ControlToken(7)}).find(text))
+    parts = split(RenderedChat(text, [(1, 2), (6, 12)], matches))
     assert [(p.content, p.place, p.trained) for p in parts] == [
         ("a", Place.START, False),
         ("b", Place.AFTER_TEXT, True),
