@@ -55,6 +55,8 @@ class Place(Enum):
 class _Encoder(Protocol):
     def encode(self, texts: Sequence[str], places: Sequence[Place]) -> list[list[int]]: ...
 
+    def decode(self, ids: Sequence[int]) -> str: ...
+
 
 @dataclass(frozen=True)
 class Tokenizer:
@@ -78,6 +80,13 @@ class Tokenizer:
     def encode(self, texts: Sequence[str], places: Sequence[Place]) -> list[list[int]]:
         """Token ids of each text; control-token text is encoded as plain text."""
         return self._encoder.encode(texts, places)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids below vocab_size, control tokens by their text.
+
+        Bytes that are no whole character come out as U+FFFD.
+        """
+        return self._encoder.decode(ids)
 
     def dropped_characters(self) -> str:
         """Those of a few characters of many scripts that encode to nothing at all."""
@@ -179,6 +188,9 @@ class _FastEncoder:
                 result[i] = encoding.ids
         return result
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._plain.decode(ids, skip_special_tokens=False)
+
 
 def _build_backend(parsed: dict[str, Any]) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer.from_str(json.dumps(parsed))
@@ -244,3 +256,12 @@ class _SentencePieceEncoder:
             (self._plain if place is Place.START else self._joined).encode(text)
             for text, place in zip(texts, places, strict=True)
         ]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        # the library's own decode leaves out control tokens and the first space
+        text = b"".join(map(self._bytes, ids)).decode("utf-8", errors="replace")
+        return text.replace("\u2581", " ")
+
+    def _bytes(self, token_id: int) -> bytes:
+        piece = self._plain.id_to_piece(token_id)  # a byte's piece is "<0xE4>"
+        return bytes([int(piece[3:5], 16)]) if self._plain.is_byte(token_id) else piece.encode()
