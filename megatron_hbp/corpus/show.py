@@ -214,4 +214,4 @@ def _escaped(text: str, keep: str = "") -> str:
 
 def _escaped_char(char: str) -> str:
     acts = unicodedata.category(char) in _ACTING_CATEGORIES and char not in _JOINERS
-    return char.encode("ascii", "backslashreplace").decode() if acts else char
+    return char.encode("unicode_escape").decode() if acts else char
