@@ -117,10 +117,9 @@ def _content_problems(plan: "Plan") -> list[str]:
     first_sequence = plan.pack_offsets[plan.microbatch_offsets[steps]]
     for epoch in range(plan.epochs):
         ids = np.sort(plan.sequence_ids[first_sequence[epoch] : first_sequence[epoch + 1]])
-        if plan.source_weights is not None and plan.source_ids is not None:
-            kept = epoch_ids(plan.seq_lens, plan.source_ids, plan.source_weights, plan.seed, epoch)
-        if not np.array_equal(ids, kept):
-            missing = np.setdiff1d(kept, ids)
+        wanted = _epoch_ids(plan, kept, epoch)
+        if not np.array_equal(ids, wanted):
+            missing = np.setdiff1d(wanted, ids)
             repeated = ids[1:][ids[1:] == ids[:-1]]
             problems.append(
                 f"epoch {epoch}: {len(missing)} kept sequences are in no pack "
@@ -134,6 +133,16 @@ def _content_problems(plan: "Plan") -> list[str]:
     for index in np.flatnonzero(per_step == 0)[:5]:
         problems.append(f"step {index} holds only fillers: it has no trained token")
     return problems
+
+
+def _epoch_ids(plan: "Plan", kept: np.ndarray, epoch: int) -> np.ndarray:
+    """The ids that an epoch of the plan must train, ascending, each as often as it must."""
+    if epoch == 0 and plan.carried_ids is not None:
+        return plan.carried_ids
+    if plan.source_weights is None or plan.source_ids is None:
+        return kept
+    number = plan.first_epoch + epoch
+    return epoch_ids(plan.seq_lens, plan.source_ids, plan.source_weights, plan.seed, number)
 
 
 def _account_problems(plan: "Plan", seq_lens: np.ndarray | None) -> list[str]:

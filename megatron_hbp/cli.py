@@ -1,4 +1,4 @@
-"""The command line: hbp prepare | plan | audit.
+"""The command line: hbp prepare | plan | replan | audit.
 
 Guarantees (asserted by tests/unit/test_cli.py):
 - results go to stdout, one error line to stderr (and progress, with --compare);
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from megatron_hbp.commands import audit, plan, prepare
+from megatron_hbp.commands import audit, plan, prepare, replan
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parser = _root_parser()
         subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-        for command in (prepare, plan, audit):
+        for command in (prepare, plan, replan, audit):
             command.add_command(subparsers)
         namespace = parser.parse_args(argv)
         return namespace.func(namespace)

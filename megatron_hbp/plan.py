@@ -15,8 +15,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from megatron_hbp.alignment import Alignment
 from megatron_hbp.audit import audit_plan
 from megatron_hbp.cost import DENSE_8B_H100, PackCost
 from megatron_hbp.level import Level
+from megatron_hbp.plan_files import little_endian, load_arrays, load_document, save_folder
 
 FORMAT_VERSION = 3
 
@@ -45,7 +44,9 @@ _ARRAYS = (
     "dropped_reason",
     "truncated_ids",
     "source_ids",
+    "carried_ids",
 )
+_OPTIONAL = ("source_ids", "carried_ids")
 _NOT_HASHED = ("corpus_paths",)
 
 
@@ -66,6 +67,14 @@ class Plan:
     tokens_in: tokens of the input; tokens_truncated, tokens_dropped: those not kept.
     seq_lens_hash, first_trained_hash: SHA-256 of the planner's inputs; corpus_hash: of the corpus.
     corpus_paths: where it lies, one folder for each of its parts.
+    alike: micro-batches of a step were chosen to take about the same time (mixing auto, pipelines).
+
+    Of a plan that goes on with what another one, its parent, has not trained (replan.py):
+    parent_hash; parent_steps: steps of the parent that were trained; first_epoch: the number of its
+    first epoch in the whole run, which decides weights and shuffles; steps_before, slots_before:
+    optimizer steps and rank slots (steps x ranks x micro-batches, the host's samples) that all its
+    ancestors trained; carried_ids: int32|int64, the ids that its first epoch still trains,
+    ascending, each as often as it does, or None where it starts with a whole epoch.
     """
 
     levels: tuple[Level, ...]
@@ -99,6 +108,13 @@ class Plan:
     source_weights: tuple[float, ...] | None = None
     corpus_hash: str | None = None
     corpus_paths: tuple[str, ...] = ()
+    alike: bool = False
+    parent_hash: str | None = None
+    parent_steps: int = 0
+    first_epoch: int = 0
+    steps_before: int = 0
+    slots_before: int = 0
+    carried_ids: np.ndarray | None = None
 
     @property
     def token_budget(self) -> int:
@@ -112,6 +128,11 @@ class Plan:
     @property
     def num_steps(self) -> int:
         return int(self.epoch_offsets[-1])
+
+    @property
+    def slots_per_step(self) -> int:
+        """Rank slots of a step: what the host calls its global batch size."""
+        return self.num_ranks * self.num_microbatches
 
     @property
     def num_packs(self) -> int:
@@ -145,6 +166,7 @@ class Plan:
             "filler_packs": int((np.diff(self.pack_offsets) == 0).sum()),
             "microbatches": len(self.microbatch_level),
             "steps": self.num_steps,
+            "sequences_carried": 0 if self.carried_ids is None else len(self.carried_ids),
         }
         for code, reason in enumerate(DROP_REASONS):
             counts[f"dropped: {reason}"] = int((self.dropped_reason == code).sum())
@@ -173,8 +195,8 @@ class Plan:
         for name in _ARRAYS:
             array = getattr(self, name)
             if array is not None:
-                digest.update(f"{name} {_little_endian(array).dtype.str} {array.shape}".encode())
-                digest.update(np.ascontiguousarray(_little_endian(array)).data)
+                digest.update(f"{name} {little_endian(array).dtype.str} {array.shape}".encode())
+                digest.update(np.ascontiguousarray(little_endian(array)).data)
         return digest.hexdigest()
 
     def save(self, path: str | os.PathLike) -> None:
@@ -182,40 +204,15 @@ class Plan:
 
         The same plan already there is left alone. Raises ValueError when `path` is anything else.
         """
-        target = Path(path)
-        plan_hash = self.hash()
-        if target.exists():
-            if _saved_hash(target) == plan_hash:
-                return
-            raise ValueError(
-                f"{target} exists and is not this plan; name another folder or remove it"
-            )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        try:
-            for name in _ARRAYS:
-                array = getattr(self, name)
-                if array is not None:
-                    np.save(scratch / f"{name}.npy", _little_endian(array), allow_pickle=False)
-            document = {
-                "format_version": FORMAT_VERSION,
-                "hash": plan_hash,
-                **self._settings(hashed_only=False),
-                "epochs": self.epochs,
-                "counts": self.counts(),
-                "metrics": self.metrics(),
-            }
-            (scratch / "plan.json").write_text(
-                json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8"
-            )
-            scratch.chmod(0o755)
-            try:
-                scratch.rename(target)
-            except OSError:
-                if _saved_hash(target) != plan_hash:  # another writer of the same plan is harmless
-                    raise
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        document = {
+            "format_version": FORMAT_VERSION,
+            "hash": self.hash(),
+            **self._settings(hashed_only=False),
+            "epochs": self.epochs,
+            "counts": self.counts(),
+        }
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        save_folder(Path(path), document, arrays, self.metrics)
 
     @classmethod
     def load(cls, path: str | os.PathLike, *, verify: bool = True) -> "Plan":
@@ -224,20 +221,7 @@ class Plan:
         verify: recompute the hash over every byte (0.05 s for 10M sequences in the page cache).
         """
         folder = Path(path)
-        try:
-            document = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ValueError(
-                f"{folder} holds no plan.json; make the plan with `hbp plan --output {folder}`"
-            ) from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{folder}/plan.json is damaged ({error}); make it again") from None
-        version = document.get("format_version")
-        if version != FORMAT_VERSION:
-            raise ValueError(
-                f"{folder}/plan.json has format version {version}, this release reads "
-                f"{FORMAT_VERSION}; make the plan again"
-            )
+        document = load_document(folder, FORMAT_VERSION)
         try:
             settings = {
                 f.name: document[f.name] for f in dataclasses.fields(cls) if f.name not in _ARRAYS
@@ -252,11 +236,7 @@ class Plan:
             settings["corpus_paths"] = tuple(settings["corpus_paths"])
             if settings["source_weights"] is not None:
                 settings["source_weights"] = tuple(settings["source_weights"])
-            arrays = {
-                name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-                for name in _ARRAYS
-                if name != "source_ids" or (folder / "source_ids.npy").exists()
-            }
+            arrays = load_arrays(folder, _ARRAYS, _OPTIONAL)
         except (KeyError, TypeError, ValueError, EOFError, FileNotFoundError) as error:
             raise ValueError(f"the plan in {folder} is damaged ({error}); make it again") from None
         plan = cls(**settings, **arrays)
@@ -288,14 +268,3 @@ class Plan:
 
 def _canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _little_endian(array: np.ndarray) -> np.ndarray:
-    return array.astype(array.dtype.newbyteorder("<"), copy=False)
-
-
-def _saved_hash(folder: Path) -> str | None:
-    try:
-        return json.loads((folder / "plan.json").read_text(encoding="utf-8")).get("hash")
-    except (OSError, ValueError):
-        return None

@@ -15,22 +15,14 @@ import numpy as np
 from megatron_hbp.alignment import Alignment
 from megatron_hbp.alignment import alignment as default_alignment
 from megatron_hbp.audit import array_hash
-from megatron_hbp.config import MIXING_MODES, OVERLONG_POLICIES, PACKERS
+from megatron_hbp.config import OVERLONG_POLICIES, PACKERS
 from megatron_hbp.cost import PackCost
 from megatron_hbp.kept import keep
-from megatron_hbp.level import Level, check_levels
+from megatron_hbp.layout import checked_shape, planned_arrays
+from megatron_hbp.level import Level
 from megatron_hbp.mixing import source_classes
-from megatron_hbp.packing import MAX_CAPACITY, offsets_of
 from megatron_hbp.plan import Plan
-from megatron_hbp.plan_inputs import (
-    check_alignment,
-    check_arrays,
-    check_choice,
-    check_settings,
-    check_weights,
-)
-from megatron_hbp.randomness import mix_seed
-from megatron_hbp.schedule import Epoch, Shape, plan_epoch
+from megatron_hbp.plan_inputs import check_arrays, check_choice, check_settings, check_weights
 from megatron_hbp.weights import epoch_ids
 
 
@@ -72,60 +64,32 @@ def build_plan(
     Raises ValueError for anything a user can get wrong, with the value, the rule and a way out.
     """
     levels = tuple(levels)
-    check_levels(levels, num_ranks)
-    if levels[-1].pack_len > MAX_CAPACITY:
+    check_settings(epochs=(epochs, 1), seed=(seed, 0))
+    if num_microbatches is None and (
+        num_stages > 1 or epochs > 1 or mixing == "step" or curriculum_steps
+    ):
         raise ValueError(
-            f"level {levels[-1]} is longer than {MAX_CAPACITY} tokens; use shorter levels"
-        )
-    check_settings(
-        num_microbatches=(1 if num_microbatches is None else num_microbatches, 1),
-        num_stages=(num_stages, 1),
-        num_virtual_stages=(num_virtual_stages, 1),
-        epochs=(epochs, 1),
-        seed=(seed, 0),
-        curriculum_steps=(curriculum_steps, 0),
-        max_mixing=(max_mixing, 0),
-    )
-    if num_microbatches is None:
-        if num_stages > 1 or epochs > 1 or mixing == "step" or curriculum_steps:
-            raise ValueError(
-                "a single step (num_microbatches None) has one stage, one epoch, no curriculum and "
-                "micro-batches of all levels; give num_microbatches, or leave the others out"
-            )
-    elif num_virtual_stages > 1 and num_microbatches % num_stages:
-        raise ValueError(
-            f"{num_microbatches} micro-batches are no multiple of {num_stages} pipeline stages, "
-            f"which virtual stages need; use {-(-num_microbatches // num_stages) * num_stages}"
+            "a single step (num_microbatches None) has one stage, one epoch, no curriculum and "
+            "micro-batches of all levels; give num_microbatches, or leave the others out"
         )
     check_choice("packer", packer, PACKERS)
-    check_choice("mixing", mixing, MIXING_MODES)
     check_choice("overlong", overlong, OVERLONG_POLICIES)
     check_arrays(seq_lens, first_trained, source_ids)
-    cp_sizes = np.array([level.cp_size for level in levels], dtype=np.int64)
     if alignment is None:
         alignment = default_alignment(tuple(level.cp_size for level in levels))
-    check_alignment(alignment, levels)
-    if curriculum_steps and not (cp_sizes == 1).any():
-        raise ValueError(
-            f"curriculum_steps is {curriculum_steps}, but no level has CP 1; use 0, or add the "
-            f"level {levels[0].tokens_per_rank}:1"
-        )
     weights = check_weights(source_weights, source_ids)
-    source_of, num_sources = source_classes(seq_lens, source_ids)
-    shape = Shape(
-        pack_lens=np.array([level.pack_len for level in levels], dtype=np.int64),
-        cp_sizes=cp_sizes,
-        multiples=np.array(alignment.document_multiples, dtype=np.int64),
+    shape = checked_shape(
+        levels,
         num_ranks=num_ranks,
         num_microbatches=num_microbatches,
         num_stages=num_stages,
         num_virtual_stages=num_virtual_stages,
-        one_level=mixing == "step",
-        alike=num_stages > 1 and mixing != "microbatch",
+        mixing=mixing,
         max_mixing=max_mixing,
+        curriculum_steps=curriculum_steps,
         cost=cost,
-        source_of=source_of,
-        num_sources=num_sources,
+        alignment=alignment,
+        sources=source_classes(seq_lens, source_ids),
     )
     with ThreadPoolExecutor(1) as second_core:
         seq_lens_hash = second_core.submit(array_hash, seq_lens)
@@ -137,34 +101,23 @@ def build_plan(
             longest=shape.longest(),
             overlong=overlong,
         )
-        parts: list[Epoch] = []
-        curriculum_left = curriculum_steps
-        for epoch in range(epochs):
-            chosen = None
-            if weights is not None and source_ids is not None:
-                chosen = epoch_ids(kept.lens, source_ids, weights, seed, epoch)
-            part, early = plan_epoch(
-                kept.lens,
-                shape,
-                packer=packer,
-                curriculum_steps=curriculum_left,
-                seed=mix_seed(seed, epoch),
-                chosen=chosen,
-            )
-            parts.append(part)
-            curriculum_left -= early
-            steps = len(part.levels) // (num_microbatches or 1)
-            if curriculum_left and (early < steps or epoch == epochs - 1):
-                raise ValueError(
-                    f"curriculum_steps is {curriculum_steps}, but the plan starts with at most "
-                    f"{curriculum_steps - curriculum_left} steps of CP 1 levels only; use at most "
-                    "that"
-                )
-        num_microbatches = num_microbatches or len(parts[0].levels)
+        arrays = planned_arrays(
+            kept.lens,
+            shape,
+            range(epochs),
+            chosen=lambda epoch: (
+                None
+                if weights is None or source_ids is None
+                else epoch_ids(kept.lens, source_ids, weights, seed, epoch)
+            ),
+            packer=packer,
+            curriculum_steps=curriculum_steps,
+            seed=seed,
+        )
         return Plan(
             levels=levels,
             num_ranks=num_ranks,
-            num_microbatches=num_microbatches,
+            num_microbatches=num_microbatches or len(arrays["microbatch_level"]),
             num_stages=num_stages,
             num_virtual_stages=num_virtual_stages,
             seed=seed,
@@ -181,15 +134,6 @@ def build_plan(
             seq_lens_hash=seq_lens_hash.result(),
             first_trained_hash=None if first_trained is None else array_hash(first_trained),
             seq_lens=np.array(kept.lens, dtype=np.int32),
-            sequence_ids=_joined([part.sequence_ids for part in parts]),
-            pack_offsets=offsets_of(_joined([part.pack_counts for part in parts])),
-            microbatch_offsets=offsets_of(
-                shape.replicas()[_joined([part.levels for part in parts])]
-            ),
-            microbatch_level=_joined([part.levels for part in parts]).astype(np.int16),
-            epoch_offsets=offsets_of(
-                np.array([len(part.levels) for part in parts]) // num_microbatches
-            ),
             dropped_ids=kept.dropped_ids,
             dropped_reason=kept.dropped_reason,
             truncated_ids=kept.truncated_ids,
@@ -197,6 +141,8 @@ def build_plan(
             source_weights=weights,
             corpus_hash=corpus_hash,
             corpus_paths=tuple(corpus_paths),
+            alike=shape.alike,
+            **arrays,
         )
 
 
@@ -230,8 +176,3 @@ def plan_batch(
         alignment=alignment,
         first_trained=first_trained,
     )
-
-
-def _joined(arrays: list[np.ndarray]) -> np.ndarray:
-    """The arrays one after another, without a copy of a single one."""
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
