@@ -5,8 +5,8 @@ import dataclasses
 import json
 import sys
 
-from megatron_hbp.alignment import alignment
 from megatron_hbp.commands.given import add_input, read_input
+from megatron_hbp.commands.layout import add_layout, given_levels, run_alignment
 from megatron_hbp.config import (
     MIXING_MODES,
     OVERLONG_POLICIES,
@@ -16,7 +16,6 @@ from megatron_hbp.config import (
     field_docs,
 )
 from megatron_hbp.cost import PackCost
-from megatron_hbp.level import Level
 from megatron_hbp.planner import build_plan
 from megatron_hbp.report.compare import compare_plan, compare_text
 from megatron_hbp.report.text import plan_document, plan_text
@@ -27,29 +26,7 @@ def add_command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = subparsers.add_parser("plan", help="plan every step of a run from lengths or a corpus")
     docs = field_docs(HbpConfig)
     add_input(parser, required=True)
-    parser.add_argument(
-        "--level",
-        action="append",
-        required=True,
-        metavar="PACK_LEN:CP[:RECOMPUTE]",
-        help=docs["level"],
-    )
-    parser.add_argument(
-        "--ranks", type=int, required=True, metavar="N", help="world size / (TP x PP)"
-    )
-    parser.add_argument(
-        "--microbatches", type=int, default=1, metavar="N", help="per step (default 1)"
-    )
-    parser.add_argument(
-        "--stages", type=int, default=1, metavar="N", help="pipeline stages (default 1)"
-    )
-    parser.add_argument(
-        "--virtual-stages",
-        type=int,
-        default=1,
-        metavar="N",
-        help="model chunks of a stage; micro-batches must be a multiple of the stages (default 1)",
-    )
+    add_layout(parser, from_plan=False)
     parser.add_argument("--epochs", type=int, metavar="N", help="epochs in the plan (default 1)")
     for name in ("seed", "curriculum_steps"):
         parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="N", help=docs[name])
@@ -75,19 +52,6 @@ def add_command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
         "(default: once each)",
     )
     parser.add_argument(
-        "--tp", type=int, default=1, metavar="N", help="tensor-parallel size (default 1)"
-    )
-    parser.add_argument(
-        "--sequence-parallel",
-        action="store_true",
-        help="the run uses Megatron's --sequence-parallel",
-    )
-    parser.add_argument(
-        "--fp8-recipe",
-        metavar="NAME",
-        help="the run's FP8 recipe: delayed, tensorwise, mxfp8 or blockwise (default none)",
-    )
-    parser.add_argument(
         "--output", metavar="DIR", help="where the plan is saved (default: it is not)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -101,11 +65,10 @@ def add_command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def run(namespace: argparse.Namespace) -> int:
-    levels = tuple(Level.parse(text) for text in namespace.level)
+    levels = given_levels(namespace)
     given = read_input(namespace)
-    assert given is not None  # argparse requires one
-    if namespace.tp < 1:
-        raise ValueError(f"--tp is {namespace.tp}; it must be at least 1")
+    assert levels is not None  # argparse requires both
+    assert given is not None
     plan = build_plan(
         given.seq_lens,
         levels,
@@ -116,12 +79,7 @@ def run(namespace: argparse.Namespace) -> int:
         cost=None if namespace.cost is None else _parse_cost(namespace.cost),
         source_weights=namespace.source_weight,
         **{name: getattr(namespace, name) for name in PLAN_DEFAULTS},
-        alignment=alignment(
-            tuple(level.cp_size for level in levels),
-            tp_size=namespace.tp,
-            sequence_parallel=namespace.sequence_parallel,
-            fp8_recipe=namespace.fp8_recipe,
-        ),
+        alignment=run_alignment(namespace, levels),
         first_trained=given.first_trained,
         source_ids=given.source_ids,
         corpus_hash=given.corpus_hash,
