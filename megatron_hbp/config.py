@@ -11,6 +11,7 @@ import argparse
 import ast
 import dataclasses
 import inspect
+import math
 import textwrap
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,9 +36,14 @@ class HbpConfig:
     """A plan made by `hbp plan`. It names its corpus; --hbp-corpus overrides the folder. A flag
     that shapes plans and contradicts this one is an error."""
 
-    corpus: str | None = _flag(metavar="DIR")
-    """A corpus made by `hbp prepare`. Without --hbp-plan, rank 0 plans it at start-up and the other
-    ranks wait for the file."""
+    corpus: tuple[str, ...] = _flag((), metavar="DIR", action="append")
+    """A corpus made by `hbp prepare`; repeat the flag to train several in one plan, each a source
+    that every step has its share of. Without --hbp-plan they are planned at start-up, by one
+    process of those that see the same --hbp-plan-cache; the others wait for the file."""
+
+    source_weight: tuple[float, ...] | None = _flag(type=float, metavar="W", action="append")
+    """How often an epoch takes each sequence of a corpus: 2 is twice, 0.5 every other epoch, 0
+    leaves it out. Once for each --hbp-corpus, in the same order (default: once each)."""
 
     level: tuple[Level, ...] = _flag((), metavar="PACK_LEN:CP[:RECOMPUTE]", action="append")
     """One level; repeat the flag, ascending, e.g. 16384:1:28 and 131072:8:full. PACK_LEN is in
@@ -73,10 +79,11 @@ class HbpConfig:
     """Seed of the plan, 0 or more (default 1234). Independent of Megatron's --seed."""
 
     plan_cache: str | None = _flag(metavar="DIR")
-    """Where plans made at start-up are kept (default: the folder `plans` of the corpus)."""
+    """Where plans made at start-up are kept (default: the folder `plans` of the first corpus). It
+    may be shared by all nodes or local to each: then each node makes the same plan for itself."""
 
     plan_timeout: float = _flag(3600.0, type=float, metavar="SECONDS")
-    """How long the other ranks wait for rank 0's plan, in seconds (default 3600)."""
+    """How long a rank waits for a plan that another process makes, in seconds (default 3600)."""
 
     valid_corpus: str | None = _flag(metavar="DIR")
     """A corpus to evaluate on. Every row is evaluated once, weighted by trained tokens, at every
@@ -116,6 +123,12 @@ class HbpConfig:
             f"--hbp-max-mixing is {self.max_mixing}; it must be at least 0",
         )
         _require(
+            self.source_weight is None
+            or all(math.isfinite(weight) and weight >= 0 for weight in self.source_weight),
+            f"--hbp-source-weight is {_words(self.source_weight)}; each must be a finite number of "
+            "0 or more",
+        )
+        _require(
             self.plan_timeout > 0,
             f"--hbp-plan-timeout is {self.plan_timeout}; it must be above 0 seconds",
         )
@@ -142,7 +155,7 @@ class HbpConfig:
     @property
     def enabled(self) -> bool:
         """Whether the plugin is on."""
-        return self.plan is not None or self.corpus is not None
+        return self.plan is not None or len(self.corpus) > 0
 
 
 PLAN_DEFAULTS: dict[str, Any] = {
@@ -191,6 +204,9 @@ def config_from_args(args: argparse.Namespace) -> HbpConfig:
     """Builds the config from parsed flags. Raises ValueError with the flag, the rule, a way out."""
     values = {f.name: getattr(args, f"hbp_{f.name}") for f in dataclasses.fields(HbpConfig)}
     values["level"] = tuple(Level.parse(text) for text in values["level"])
+    values["corpus"] = tuple(values["corpus"])
+    if values["source_weight"] is not None:
+        values["source_weight"] = tuple(values["source_weight"])
     return HbpConfig(**values)
 
 
@@ -208,6 +224,11 @@ def field_docs(cls: type) -> dict[str, str]:
         ):
             docs[statement.target.id] = " ".join(str(after.value.value).split())
     return docs
+
+
+def _words(values: Any) -> str:
+    """The values as a user would repeat a flag."""
+    return " ".join(f"{value:g}" for value in values or ())
 
 
 def _require(condition: bool, message: str) -> None:

@@ -1,12 +1,12 @@
-"""What a plan is made from or checked against: a corpus, or arrays of lengths."""
+"""What a plan is made from or checked against: corpora, or arrays of lengths."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from megatron_hbp.corpus.store import Corpus
+from megatron_hbp.corpus.joint import corpus_paths, open_corpora, weighted_sources
 from megatron_hbp.packing import check_lengths
 
 
@@ -23,7 +23,13 @@ class Given:
 
 def add_input(parser: argparse.ArgumentParser, *, required: bool) -> None:
     source = parser.add_mutually_exclusive_group(required=required)
-    source.add_argument("--corpus", metavar="DIR", help="a corpus made by hbp prepare")
+    source.add_argument(
+        "--corpus",
+        action="append",
+        metavar="DIR",
+        help="a corpus made by hbp prepare; repeat for several in one plan: source 0, 1, ... in "
+        "this order",
+    )
     source.add_argument(
         "--lengths",
         metavar="FILE.npy",
@@ -36,22 +42,33 @@ def add_input(parser: argparse.ArgumentParser, *, required: bool) -> None:
     )
 
 
-def read_input(namespace: argparse.Namespace) -> Given | None:
+def read_input(
+    namespace: argparse.Namespace, source_weights: Sequence[float] | None = None
+) -> Given | None:
+    """What the flags of add_input name, None when they name nothing.
+
+    source_weights: those that the plan is made with. ValueError unless each corpus has one, and for
+    whatever cannot be read.
+    """
     if namespace.sources is not None and namespace.lengths is None:
         raise ValueError("--sources goes with --lengths; a corpus knows its sources")
     if namespace.corpus is not None:
-        corpus = Corpus.open(namespace.corpus)
+        corpus = open_corpora(namespace.corpus)
         return Given(
             corpus.seq_lens,
             corpus.first_trained,
-            corpus.source_ids,
+            weighted_sources(corpus, source_weights),
             corpus.hash,
-            (str(Path(namespace.corpus).resolve()),),
+            corpus_paths(corpus),
         )
     if namespace.lengths is None:
         return None
     seq_lens = _load_array("--lengths", namespace.lengths)
     if namespace.sources is None:
+        if source_weights is not None:
+            raise ValueError(
+                "--source-weight needs to know the source of each sequence; add --sources FILE.npy"
+            )
         return Given(seq_lens)
     return Given(seq_lens, source_ids=_load_array("--sources", namespace.sources))
 

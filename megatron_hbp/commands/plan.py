@@ -48,8 +48,8 @@ def add_command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
         action="append",
         type=float,
         metavar="W",
-        help="how often an epoch takes each sequence of source 0; repeat for source 1, 2, ... "
-        "(default: once each)",
+        help="how often an epoch takes each sequence of source 0 (of the first --corpus); repeat "
+        "for source 1, 2, ... (default: once each)",
     )
     parser.add_argument(
         "--output", metavar="DIR", help="where the plan is saved (default: it is not)"
@@ -66,7 +66,7 @@ def add_command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 def run(namespace: argparse.Namespace) -> int:
     levels = given_levels(namespace)
-    given = read_input(namespace)
+    given = read_input(namespace, namespace.source_weight)
     assert levels is not None  # argparse requires both
     assert given is not None
     plan = build_plan(

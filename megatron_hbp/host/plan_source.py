@@ -1,29 +1,40 @@
-"""Where a run's plan and corpus come from: a plan folder, or planned at start-up by rank 0.
+"""Where a run's plan and corpus come from: a plan folder, or planned at start-up.
 
-Guarantees:
-- no rank waits for the plan inside a collective: they poll for its folder, with a time limit;
-- a plan is reused only for the same corpus, levels, ranks, settings, alignment and release.
+Guarantees (asserted by tests/host/test_plan_source.py):
+- one process of those that see the same cache folder plans, whichever rank it has; the others look
+  for the folder, with a time limit, and none waits inside a collective. Where nodes have folders of
+  their own each plans for itself: the same plan, byte for byte but for where its corpus lies;
+- a plan is reused only for the same corpora, weights, levels, ranks, settings, alignment and code;
+- a cached plan that is damaged is set aside, said so and made again, never read.
 """
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import megatron_hbp
 from megatron_hbp.alignment import Alignment
+from megatron_hbp.audit import array_hash
+from megatron_hbp.claim import built_once
 from megatron_hbp.config import PLAN_DEFAULTS, HbpConfig, flag_name
+from megatron_hbp.corpus.joint import (
+    JointCorpus,
+    corpus_paths,
+    open_corpora,
+    parts_of,
+    weighted_sources,
+)
 from megatron_hbp.corpus.store import Corpus
 from megatron_hbp.level import Level, check_levels
 from megatron_hbp.plan import FORMAT_VERSION, Plan
 from megatron_hbp.planner import build_plan
-
-_POLL_SECONDS = 0.2
-_REPORT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -36,36 +47,27 @@ class RunShape:
     num_stages: int
     num_virtual_stages: int
     alignment_of: Callable[[tuple[Level, ...]], Alignment]
+    local_rank: int = 0  # within its node: the first tells how long it waits
 
 
-def training_plan(config: HbpConfig, shape: RunShape) -> tuple[Plan, Corpus]:
+def training_plan(config: HbpConfig, shape: RunShape) -> tuple[Plan, Corpus | JointCorpus]:
     """The plan and corpus to train on. Raises ValueError when they or the flags disagree."""
     if config.plan is None:
-        assert config.corpus is not None
-        corpus = Corpus.open(config.corpus)
+        corpus = open_corpora(config.corpus)
         settings = {
             name: default if getattr(config, name) is None else getattr(config, name)
             for name, default in PLAN_DEFAULTS.items()
         }
-        return _planned(corpus, config.level, settings, config, shape), corpus
+        return _planned(corpus, config.level, settings, config.source_weight, config, shape), corpus
     plan = Plan.load(config.plan)
-    folder = config.corpus or (plan.corpus_paths[0] if plan.corpus_paths else None)
-    if folder is None:
+    folders = config.corpus or plan.corpus_paths
+    if not folders:
         raise ValueError(
             f"the plan {config.plan} was made from lengths and names no corpus; "
             "add --hbp-corpus DIR"
         )
-    corpus = Corpus.open(folder)
-    if plan.corpus_hash is not None and plan.corpus_hash != corpus.hash:
-        raise ValueError(
-            f"the plan {config.plan} was made from another corpus than {folder} (hash "
-            f"{plan.corpus_hash[:12]}, found {corpus.hash[:12]}); plan again or name its corpus"
-        )
-    if len(plan.seq_lens) != len(corpus.seq_lens):
-        raise ValueError(
-            f"the plan {config.plan} has {len(plan.seq_lens)} sequences, the corpus {folder} "
-            f"{len(corpus.seq_lens)}; plan again or name its corpus"
-        )
+    corpus = open_corpora(folders)
+    _check_corpus(config, plan, corpus)
     _check_flags(config, plan)
     check_plan(plan, shape)
     return plan, corpus
@@ -81,7 +83,7 @@ def validation_plan(
     settings = PLAN_DEFAULTS | {"overlong": train.overlong, "seed": train.seed}
     # forward only: whether virtual stages take this number of micro-batches is the host's to say
     shape = dataclasses.replace(shape, num_microbatches=num_microbatches, num_virtual_stages=1)
-    return _planned(corpus, train.levels, settings, config, shape), corpus
+    return _planned(corpus, train.levels, settings, None, config, shape), corpus
 
 
 def check_plan(plan: Plan, shape: RunShape) -> None:
@@ -110,16 +112,42 @@ def check_plan(plan: Plan, shape: RunShape) -> None:
         )
 
 
+def _check_corpus(config: HbpConfig, plan: Plan, corpus: Corpus | JointCorpus) -> None:
+    folders = ", ".join(str(part.path) for part in parts_of(corpus))
+    if plan.corpus_hash is not None and plan.corpus_hash != corpus.hash:
+        if sorted(corpus_paths(corpus)) == sorted(plan.corpus_paths) != list(plan.corpus_paths):
+            raise ValueError(
+                f"the plan {config.plan} was made from {', '.join(plan.corpus_paths)} in this "
+                "order; name --hbp-corpus in the same order, or leave it out"
+            )
+        raise ValueError(
+            f"the plan {config.plan} was made from another corpus than {folders} (hash "
+            f"{plan.corpus_hash[:12]}, found {corpus.hash[:12]}); plan again or name its corpus"
+        )
+    if len(plan.seq_lens) != len(corpus.seq_lens):
+        raise ValueError(
+            f"the plan {config.plan} has {len(plan.seq_lens)} sequences, the corpus {folders} "
+            f"{len(corpus.seq_lens)}; plan again or name its corpus"
+        )
+    if plan.corpus_hash is None and plan.seq_lens_hash != array_hash(corpus.seq_lens):
+        raise ValueError(
+            f"the plan {config.plan} was made from other lengths than those of the corpus "
+            f"{folders}; plan again or name its corpus"
+        )
+
+
 def _check_flags(config: HbpConfig, plan: Plan) -> None:
-    for name in ("level", *PLAN_DEFAULTS):
+    for name in ("level", "source_weight", *PLAN_DEFAULTS):
         given = getattr(config, name)
         if given is None or given == ():
             continue
         if name == "mixing" and given == "auto":
             continue
-        have = plan.levels if name == "level" else getattr(plan, name)
+        have = {"level": plan.levels, "source_weight": plan.source_weights or "none"}.get(
+            name, getattr(plan, name, None)
+        )
         if given != have:
-            shown = [" ".join(map(str, v)) if name == "level" else v for v in (given, have)]
+            shown = [" ".join(map(str, v)) if isinstance(v, tuple) else v for v in (given, have)]
             raise ValueError(
                 f"{flag_name(name)} {shown[0]} contradicts the plan {config.plan}, which has "
                 f"{shown[1]}; leave the flag out or make another plan"
@@ -127,30 +155,38 @@ def _check_flags(config: HbpConfig, plan: Plan) -> None:
 
 
 def _planned(
-    corpus: Corpus,
+    corpus: Corpus | JointCorpus,
     levels: tuple[Level, ...],
     settings: dict[str, Any],
+    source_weights: tuple[float, ...] | None,
     config: HbpConfig,
     shape: RunShape,
 ) -> Plan:
     check_levels(levels, shape.num_ranks)
     wanted = shape.alignment_of(levels)
+    source_ids = weighted_sources(corpus, source_weights)
     key = {
         "corpus": corpus.hash,
+        "source_weights": source_weights,
         "levels": [str(level) for level in levels],
         "num_ranks": shape.num_ranks,
         "num_microbatches": shape.num_microbatches,
         "num_stages": shape.num_stages,
         "num_virtual_stages": shape.num_virtual_stages,
         "alignment": dataclasses.asdict(wanted),
-        "release": metadata.version("megatron_hbp"),
+        "code": _code_hash(),
         "format_version": FORMAT_VERSION,
         **settings,
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    cache = Path(config.plan_cache) if config.plan_cache else Path(corpus.path) / "plans"
+    cache = Path(config.plan_cache or parts_of(corpus)[0].path / "plans")
     folder = cache / digest[:24]
-    if shape.rank == 0 and not (folder / "plan.json").exists():
+
+    def build() -> None:
+        if folder.exists() and not _set_aside_damaged(folder):
+            return  # another host made it this moment
+        start = time.monotonic()
+        _say(f"rank {shape.rank} plans {len(corpus)} sequences in {folder}")
         build_plan(
             corpus.seq_lens,
             levels,
@@ -160,26 +196,77 @@ def _planned(
             num_virtual_stages=shape.num_virtual_stages,
             alignment=wanted,
             first_trained=corpus.first_trained,
-            source_ids=corpus.source_ids,
+            source_ids=source_ids,
+            source_weights=source_weights,
             corpus_hash=corpus.hash,
-            corpus_paths=(str(corpus.path),),
+            corpus_paths=corpus_paths(corpus),
             **settings,
         ).save(folder)
-    _wait_for(folder, config.plan_timeout, shape.rank)
-    return Plan.load(folder)
+        _say(f"planned in {time.monotonic() - start:.1f} s")
+
+    def report(waited: str) -> None:
+        if shape.local_rank == 0:
+            _say(f"rank {shape.rank} {waited} to make the plan in {folder}")
+
+    def time_out(waited: str) -> ValueError:
+        return ValueError(
+            f"rank {shape.rank} {waited} to make the plan in {folder}; look at the log of that "
+            "process, make the plan beforehand with `hbp plan` and name it with --hbp-plan, or "
+            "raise --hbp-plan-timeout"
+        )
+
+    try:
+        return built_once(
+            folder,
+            lambda: _cached(folder),
+            build,
+            timeout_seconds=config.plan_timeout,
+            time_out=time_out,
+            report=report,
+        )
+    except OSError as error:
+        raise ValueError(
+            f"the plan cache {cache} cannot be used ({error}); name a folder that this user may "
+            "write with --hbp-plan-cache, or make the plan beforehand with `hbp plan` and name it "
+            "with --hbp-plan"
+        ) from None
 
 
-def _wait_for(folder: Path, timeout_seconds: float, rank: int) -> None:
-    start = reported = time.monotonic()
-    while not (folder / "plan.json").exists():
-        now = time.monotonic()
-        if now - start > timeout_seconds:
-            raise ValueError(
-                f"rank {rank} waited {timeout_seconds:.0f} s for rank 0's plan in {folder}; look "
-                "at its log, make the plan beforehand with `hbp plan`, put --hbp-plan-cache on "
-                "a file system that all ranks see, or raise --hbp-plan-timeout"
-            )
-        if now - reported > _REPORT_SECONDS:
-            print(f"rank {rank}: waiting for rank 0's plan in {folder}", flush=True)
-            reported = now
-        time.sleep(_POLL_SECONDS)
+def _cached(folder: Path) -> Plan | None:
+    """The plan in a folder of the cache, None when there is none or a damaged one."""
+    if not (folder / "plan.json").exists():
+        return None
+    try:
+        return Plan.load(folder)
+    except ValueError:
+        return None
+
+
+def _set_aside_damaged(folder: Path) -> bool:
+    """Renames a folder of the cache that holds no whole plan; False when it holds one."""
+    try:
+        Plan.load(folder)
+    except ValueError as error:
+        reason = str(error)
+    else:
+        return False
+    names = (f"{folder.name}.damaged-{number}" for number in range(1, 1 << 30))
+    aside = next(folder.with_name(name) for name in names if not folder.with_name(name).exists())
+    with contextlib.suppress(FileNotFoundError):  # another host was faster
+        folder.rename(aside)
+    _say(f"{reason}: it is set aside as {aside} and made again")
+    return True
+
+
+@functools.cache
+def _code_hash() -> str:
+    """SHA-256 of the planner: every Python and C++ module directly in the package."""
+    digest = hashlib.sha256()
+    folder = Path(megatron_hbp.__file__).parent
+    for file in sorted([*folder.glob("*.py"), *folder.glob("_C*.so")]):
+        digest.update(f"{file.name} {file.stat().st_size} ".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _say(text: str) -> None:
+    print(f"> hbp: {text}", flush=True)

@@ -87,6 +87,7 @@ def setup(args: Any, model_config: Any) -> Any | None:
 
 
 def _setup(config: HbpConfig, args: Any, model_config: Any) -> Any:
+    from megatron_hbp.corpus.joint import parts_of
     from megatron_hbp.host import checks
     from megatron_hbp.host.aux_scale import AuxScale
     from megatron_hbp.host.layer_spec import hbp_layer_spec
@@ -99,6 +100,7 @@ def _setup(config: HbpConfig, args: Any, model_config: Any) -> Any:
         checks.check_levels_fit(args, config.level)
     shape = RunShape(
         rank=args.rank,
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         num_ranks=args.data_parallel_size,
         num_microbatches=args.global_batch_size // args.data_parallel_size,
         num_stages=args.pipeline_model_parallel_size,
@@ -110,8 +112,8 @@ def _setup(config: HbpConfig, args: Any, model_config: Any) -> Any:
     valid = validation_plan(
         config, plan, args.eval_global_batch_size // args.data_parallel_size, shape
     )
-    for source in (corpus, *(valid[1:] if valid else ())):
-        checks.check_vocabulary(args, source.max_token_id, str(source.path))
+    for part in (*parts_of(corpus), *(valid[1:] if valid else ())):
+        checks.check_vocabulary(args, part.max_token_id, str(part.path))
     checks.set_iterations(args, plan, valid[0] if valid else None)
 
     transformer = model_config.transformer

@@ -2,6 +2,7 @@
 
 Guarantees (asserted by tests/unit/test_cli.py):
 - sequences and tokens in = kept + dropped by reason + truncated, beside packs and steps;
+- every source is named, with its sequences, tokens, weight and share of what is trained;
 - every metric stands beside its bound.
 """
 
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from megatron_hbp.plan import DROP_REASONS, Plan
+
+_SOURCES_SHOWN = 20
 
 
 def plan_document(plan: Plan, seq_lens: np.ndarray) -> dict[str, Any]:
@@ -38,6 +41,7 @@ def plan_document(plan: Plan, seq_lens: np.ndarray) -> dict[str, Any]:
         "mixing": plan.mixing,
         "counts": plan.counts(),
         "dropped_tokens": dropped_tokens,
+        "sources": _sources(plan, seq_lens),
         "levels": levels,
         "steps_per_epoch": np.diff(plan.epoch_offsets).tolist(),
         "metrics": plan.metrics(),
@@ -80,8 +84,47 @@ def plan_text(plan: Plan, seq_lens: np.ndarray) -> str:
         f"{plan.num_microbatches} micro-batches each, {plan.num_ranks} ranks, "
         f"{plan.token_budget} tokens per rank and micro-batch, mixing {plan.mixing}"
     )
-    parts = [f"plan {document['hash']}", f"{table(rows)}\n{account}", table(level_rows), run]
-    return "\n\n".join([*parts, table(metric_rows)])
+    parts = [f"plan {document['hash']}", f"{table(rows)}\n{account}"]
+    if document["sources"]:
+        parts.append(_source_table(document["sources"]))
+    return "\n\n".join([*parts, table(level_rows), run, table(metric_rows)])
+
+
+def _sources(plan: Plan, seq_lens: np.ndarray) -> list[dict[str, Any]]:
+    """Of each source that occurs: what went in, and its share of the tokens of all epochs."""
+    if plan.source_ids is None:
+        return []
+    sequences = np.bincount(plan.source_ids)
+    tokens = np.bincount(plan.source_ids, weights=seq_lens)
+    times = np.bincount(plan.sequence_ids, minlength=len(plan.seq_lens))
+    planned = np.bincount(plan.source_ids, weights=plan.seq_lens * times)
+    named = len(plan.corpus_paths) == len(sequences)
+    return [
+        {
+            "source": plan.corpus_paths[index] if named else str(index),
+            "sequences": int(sequences[index]),
+            "tokens": int(tokens[index]),
+            "weight": 1.0 if plan.source_weights is None else plan.source_weights[index],
+            "share": float(planned[index] / planned.sum()),
+        }
+        for index in np.flatnonzero(sequences).tolist()
+    ]
+
+
+def _source_table(sources: list[dict[str, Any]]) -> str:
+    head = ["source", "sequences", "tokens", "weight", "share of tokens planned"]
+    rows = [
+        [
+            row["source"],
+            row["sequences"],
+            row["tokens"],
+            f"{row['weight']:g}",
+            f"{row['share']:.1%}",
+        ]
+        for row in sources[:_SOURCES_SHOWN]
+    ]
+    more = len(sources) - len(rows)
+    return table([head, *rows]) + (f"\nand {more} more sources" if more else "")
 
 
 def table(rows: Sequence[Sequence[str | int | float]]) -> str:

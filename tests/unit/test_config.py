@@ -19,6 +19,7 @@ from megatron_hbp.level import Level
 FLAGS = {
     "--hbp-plan",
     "--hbp-corpus",
+    "--hbp-source-weight",
     "--hbp-level",
     "--hbp-epochs",
     "--hbp-curriculum-steps",
@@ -79,7 +80,18 @@ def test_values_arrive():
     assert config.enabled
     assert config.level == (Level(16, 1), Level(64, 4, "full"))
     assert given_names(config) == ["corpus", "level", "seed"]
+    assert config.corpus == ("data",)
     assert _parse().level == ()  # the list of one parser does not leak into the next
+    assert _parse().corpus == ()
+
+
+def test_corpora_and_weights_arrive_in_order():
+    corpora = ["--hbp-corpus", "b", "--hbp-corpus", "a", "--hbp-level", "16:1"]
+    config = _parse(*corpora, "--hbp-source-weight", "2", "--hbp-source-weight", "0.5")
+    assert config.corpus == ("b", "a")
+    assert config.source_weight == (2.0, 0.5)
+    assert given_names(config) == ["corpus", "source_weight", "level"]
+    assert _parse(*corpora).source_weight is None
 
 
 def test_plan_alone_is_enough():
@@ -92,6 +104,11 @@ def test_plan_alone_is_enough():
         ({"epochs": 0}, "--hbp-epochs is 0; it must be at least 1"),
         ({"curriculum_steps": -1}, "--hbp-curriculum-steps is -1; it must be at least 0"),
         ({"seed": -1}, "--hbp-seed is -1; it must be at least 0"),
+        (
+            {"source_weight": (1.0, -2.0)},
+            "--hbp-source-weight is 1 -2; each must be a finite number",
+        ),
+        ({"source_weight": (float("nan"),)}, "--hbp-source-weight is nan; each must be a finite"),
         ({"plan_timeout": 0}, "--hbp-plan-timeout is 0; it must be above 0 seconds"),
         ({"mixing": "x"}, "--hbp-mixing is 'x'; it must be one of auto, microbatch, step"),
         ({"overlong": "x"}, "--hbp-overlong is 'x'; it must be one of error, drop, truncate"),
@@ -104,7 +121,7 @@ def test_plan_alone_is_enough():
 )
 def test_bad_values_are_named(values, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        HbpConfig(**({"corpus": "data", "level": (Level(16, 1),)} | values))
+        HbpConfig(**({"corpus": ("data",), "level": (Level(16, 1),)} | values))
 
 
 @pytest.mark.parametrize("flag", sorted(FLAGS - {"--hbp-plan", "--hbp-corpus", "--hbp-device"}))
