@@ -95,13 +95,22 @@ def _matching(pattern: str) -> list[Path]:
     found = sorted(map(Path, glob.glob(pattern, recursive=True)))
     if not found:
         raise ValueError(f"input {pattern} matches no file; {_KNOWN}")
-    # a pattern may match a folder and, with **, the files in it as well
-    files: dict[Path, None] = {}
+    files: dict[Path, None] = {}  # with **, a pattern matches a folder and the files in it as well
+    saved: dict[Path, list[str] | None] = {}
     for path in found:
-        files |= dict.fromkeys(_below(path) if path.is_dir() else _known([path]))
+        if path.is_dir():
+            files |= dict.fromkeys(_below(path))
+            continue
+        folder = path.parent
+        if folder not in saved:
+            saved[folder] = _data_files(folder) if (folder / _STATE).is_file() else None
+        names = saved[folder]
+        # beside its data, a folder of `datasets` holds what was computed from it
+        if names is None or path.name in names:
+            files |= dict.fromkeys(_known([path]))
     if not files:
         raise ValueError(f"input {pattern} matches no file of rows but {_listed(found)}; {_KNOWN}")
-    return sorted(files)
+    return list(files)
 
 
 def _in_folder(folder: Path) -> list[Path]:
