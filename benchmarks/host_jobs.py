@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron_hbp.corpus.store import write_corpus
+from megatron_hbp.corpus import write_corpus
 from megatron_hbp.level import Level
 from megatron_hbp.planner import build_plan
 

@@ -5,7 +5,6 @@ Guarantees:
 - after `hide`, `find` finds nothing in the text, and `reveal` gives the text back.
 """
 
-import os.path
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ class ControlTokens:
         self._lengths = sorted({len(text) for text in self.by_text}, reverse=True)
         # vocabularies may reserve thousands of them, nearly all with the same beginning
         prefixes = sorted({text[:_PREFIX_LEN] for text in self.by_text})
-        shared = os.path.commonprefix(prefixes)  # a literal start makes the search much faster
+        shared = _common_start(prefixes)  # a literal start makes the search much faster
         rest = "|".join(re.escape(prefix[len(shared) :]) for prefix in prefixes)
         self._prefix = re.compile(f"{re.escape(shared)}(?:{rest})" if prefixes else "(?!)")
         self._beginnings = sorted({text[:2] for text in self.by_text})
@@ -92,6 +91,15 @@ class ControlTokens:
             if text[start : start + length] in self.by_text:
                 return text[start : start + length]
         return None
+
+
+def _common_start(texts: list[str]) -> str:
+    """What all of the sorted texts begin with."""
+    if not texts:
+        return ""
+    first, last = texts[0], texts[-1]
+    length = next((i for i, char in enumerate(first) if last[i : i + 1] != char), len(first))
+    return first[:length]
 
 
 def reveal(text: str) -> str:

@@ -60,7 +60,7 @@ def split(chat: RenderedChat) -> Iterator[Part]:
 def encode_chats(
     chats: Sequence[RenderedChat], tokenizer: Tokenizer
 ) -> list[tuple[np.ndarray, np.ndarray] | RowError]:
-    """(tokens int64 [n], mask uint8 [n]) of each chat, or why it cannot be used."""
+    """(tokens int32 [n], mask uint8 [n]) of each chat, or why it cannot be used."""
     parts = [list(split(chat)) for chat in chats]
     plain = [part for part in chain(*parts) if isinstance(part.content, str)]
     encoded = iter(
@@ -94,7 +94,7 @@ def _encoded(
             "control token in content: the tokenizer cannot encode its text as plain text",
         )
     mask = np.repeat(np.array([part.trained for part in parts], dtype=np.uint8), runs)
-    return _with_one_start(np.array(ids, dtype=np.int64), mask, tokenizer)
+    return _with_one_start(np.fromiter(ids, np.int32, len(ids)), mask, tokenizer)
 
 
 def _with_one_start(
@@ -109,5 +109,5 @@ def _with_one_start(
     if count > 1:
         return tokens[count - 1 :], mask[count - 1 :]
     if count == 0 and tokenizer.adds_start:
-        return np.append(start_id, tokens), np.append(np.uint8(0), mask)
+        return np.append(np.int32(start_id), tokens), np.append(np.uint8(0), mask)
     return tokens, mask

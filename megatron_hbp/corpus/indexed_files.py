@@ -6,15 +6,15 @@ ends, then int32 lengths [N], int64 byte offsets [N], int64 document ends [N + 1
 
 Guarantees:
 - one document per sequence;
-- writing keeps four bytes per sequence in memory, whatever their lengths;
+- writing takes the same memory for any number of sequences;
 - a file that is not of this form, or whose size does not fit its header, is a ValueError.
 
 It does not read sequence modes (multimodal data) or several sequences per document.
 """
 
 import hashlib
+import os
 import struct
-from array import array
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,50 +24,31 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _TYPE_CODES = {np.dtype("uint8"): 1, np.dtype("<i4"): 4, np.dtype("<u2"): 8}
 _TYPES = {code: dtype for dtype, code in _TYPE_CODES.items()}
-# sequences whose index entries are made at a time
+# sequences whose index entries are made at a time, and bytes that are read at a time
 _CHUNK = 1 << 20
 
 
-class IndexedWriter:
-    """Writes PREFIX.bin as sequences arrive and PREFIX.idx at the end.
+def write_index(path: Path, lengths: np.ndarray, dtype: np.dtype) -> tuple[int, str]:
+    """Writes the .idx file for sequences of `lengths` values of `dtype`; (bytes, SHA-256).
 
-    dtype: uint8, uint16 or int32. `digests` maps both file names to (bytes, SHA-256) once finished.
+    lengths: int32 [N], read a piece at a time, so it may be memory-mapped.
     """
-
-    def __init__(self, prefix: Path, dtype: np.dtype) -> None:
-        self._prefix = prefix
-        self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._file = HashingFile(prefix.with_suffix(".bin"))
-        self.lengths = array("i")
-        self.digests: dict[str, tuple[int, str]] = {}
-
-    def add(self, values: np.ndarray) -> None:
-        """Appends one sequence: 1-d values that fit the writer's dtype."""
-        self._file.write(np.ascontiguousarray(values, dtype=self._dtype).data.cast("B"))
-        self.lengths.append(len(values))
-
-    def finish(self) -> None:
-        """Writes the index and closes both files."""
-        self.digests[self._prefix.name + ".bin"] = self._file.close()
-        lengths = np.frombuffer(self.lengths, dtype=np.int32)
-        count = len(lengths)
-        index = HashingFile(self._prefix.with_suffix(".idx"))
-        index.write(_HEADER.pack(_MAGIC, 1, _TYPE_CODES[self._dtype], count, count + 1))
-        index.write(lengths.astype("<i4", copy=False).data.cast("B"))
-        offset = 0
-        for start in range(0, count, _CHUNK):
-            ends = np.cumsum(lengths[start : start + _CHUNK], dtype=np.int64) * self._dtype.itemsize
-            begins = np.concatenate([[0], ends[:-1]]) + offset
-            index.write(begins.astype("<i8").data.cast("B"))
-            offset += int(ends[-1])
-        for start in range(0, count + 1, _CHUNK):
-            ids = np.arange(start, min(start + _CHUNK, count + 1), dtype="<i8")
-            index.write(ids.data.cast("B"))
-        self.digests[self._prefix.name + ".idx"] = index.close()
-
-    def abandon(self) -> None:
-        """Closes the open file; nothing written is usable."""
-        self._file.close()
+    dtype = np.dtype(dtype).newbyteorder("<")
+    count = len(lengths)
+    index = HashingFile(path)
+    index.write(_HEADER.pack(_MAGIC, 1, _TYPE_CODES[dtype], count, count + 1))
+    for start in range(0, count, _CHUNK):
+        index.write(lengths[start : start + _CHUNK].astype("<i4").data.cast("B"))
+    offset = 0
+    for start in range(0, count, _CHUNK):
+        ends = np.cumsum(lengths[start : start + _CHUNK], dtype=np.int64) * dtype.itemsize
+        begins = np.concatenate([[0], ends[:-1]]) + offset
+        index.write(begins.astype("<i8").data.cast("B"))
+        offset += int(ends[-1])
+    for start in range(0, count + 1, _CHUNK):
+        ids = np.arange(start, min(start + _CHUNK, count + 1), dtype="<i8")
+        index.write(ids.data.cast("B"))
+    return index.close()
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,22 +90,36 @@ class IndexedFiles:
 
 
 class HashingFile:
-    """A file being written whose size and SHA-256 are known when it is closed."""
+    """A file being written whose size and SHA-256 are known when it is closed.
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
+    size: bytes of an earlier, interrupted writing to keep; what follows them is cut off.
+    """
+
+    def __init__(self, path: Path, size: int = 0) -> None:
         self._digest = hashlib.sha256()
-        self._size = 0
+        self.size = size
+        if size:
+            os.truncate(path, size)
+            with path.open("rb") as file:
+                while data := file.read(_CHUNK):
+                    self._digest.update(data)
+        self._file = path.open("ab" if size else "wb")
 
     def write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
         self._digest.update(data)
-        self._size += len(data)
+        self.size += len(data)
+
+    def sync(self) -> int:
+        """Brings everything to the disk; returns the bytes written so far."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self.size
 
     def close(self) -> tuple[int, str]:
         """Returns (bytes, SHA-256 as hexadecimal text)."""
         self._file.close()
-        return self._size, self._digest.hexdigest()
+        return self.size, self._digest.hexdigest()
 
 
 def file_hash(path: Path) -> str:

@@ -1,6 +1,5 @@
 """What `hbp prepare` tells about a corpus: rows in and out, tokens, lengths."""
 
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -8,62 +7,59 @@ import numpy as np
 LENGTH_BINS = (256, 1024, 4096, 8192, 16384, 32768, 65536)  # upper ends, tokens
 _PERCENTILES = (0, 10, 50, 90, 99, 100)
 _BAR_WIDTH = 40
-
-
-@dataclass
-class RowCounts:
-    """rows_in == rows_kept + rows_rejected; blank lines are not rows."""
-
-    rows_in: int = 0
-    rows_kept: int = 0
-    rows_held_out: int = 0
-    blank_lines: int = 0
-    reasons: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def rows_rejected(self) -> int:
-        return sum(self.reasons.values())
-
-    def reject(self, kind: str) -> None:
-        self.reasons[kind] = self.reasons.get(kind, 0) + 1
-
-    def reasons_text(self) -> str:
-        """E.g. "no answer 3, unknown role 1", the most frequent first."""
-        ordered = sorted(self.reasons.items(), key=lambda item: (-item[1], item[0]))
-        return ", ".join(f"{kind} {count}" for kind, count in ordered)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "rows_rejected": self.rows_rejected}
+_MUCH = 0.05  # share of lost rows that the first line speaks of
+_CHUNK = 1 << 20  # sequences read at a time
 
 
 def length_summary(seq_lens: np.ndarray) -> dict[str, Any]:
-    """Percentiles and a histogram of int32 [N] lengths, of sequences and of their tokens."""
-    bins = np.searchsorted(np.array(LENGTH_BINS), seq_lens)
-    count = len(LENGTH_BINS) + 1
-    values = np.percentile(seq_lens, _PERCENTILES, method="nearest")
+    """Percentiles (nearest rank) and a histogram of int32 [N] lengths and of their tokens.
+
+    Reads a piece at a time, so the lengths may be memory-mapped.
+    """
+    counts = np.zeros(0, dtype=np.int64)  # of each length
+    for start in range(0, len(seq_lens), _CHUNK):
+        part = np.bincount(seq_lens[start : start + _CHUNK], minlength=len(counts))
+        part[: len(counts)] += counts
+        counts = part
+    lengths = np.flatnonzero(counts)
+    counts = counts[lengths]
+    ranks = np.around(np.array(_PERCENTILES) / 100 * (len(seq_lens) - 1)).astype(np.int64)
+    values = lengths[np.searchsorted(np.cumsum(counts), ranks, side="right")]
+    bins = np.searchsorted(np.array(LENGTH_BINS), lengths)
+    num_bins = len(LENGTH_BINS) + 1
+    tokens = [int((counts * lengths)[bins == i].sum()) for i in range(num_bins)]
     return {
         "percentiles": [[p, int(value)] for p, value in zip(_PERCENTILES, values, strict=True)],
         "bins": list(LENGTH_BINS),
-        "sequences": np.bincount(bins, minlength=count).tolist(),
-        "tokens": [int(seq_lens[bins == i].sum(dtype=np.int64)) for i in range(count)],
+        "sequences": [int(counts[bins == i].sum()) for i in range(num_bins)],
+        "tokens": tokens,
     }
 
 
 def summary_text(info: dict[str, Any]) -> str:
     """The printed summary of a corpus.json made by `hbp prepare`."""
     counts, lengths = info["row_counts"], info["lengths"]
-    kept_in = counts["rows_kept"]
-    lines = [
-        f"rows        {counts['rows_in']} in = {kept_in} kept + {counts['rows_rejected']} rejected"
-        + (f" ({counts['blank_lines']} blank lines)" if counts["blank_lines"] else ""),
-    ]
+    lines = []
+    lost = (counts["rows_rejected"] + counts["rows_dropped"]) / counts["rows_in"]
+    if lost > _MUCH:
+        lines.append(f"WARNING     {lost:.1%} of the rows were lost; see the reasons below")
+    lines.append(
+        f"rows        {counts['rows_in']} in = {counts['rows_kept']} kept + "
+        f"{counts['rows_rejected']} rejected + {counts['rows_dropped']} dropped"
+        + (f" ({counts['blank_lines']} blank lines)" if counts["blank_lines"] else "")
+    )
+    for kind, count in sorted(counts["reasons"].items(), key=lambda item: (-item[1], item[0])):
+        lines.append(f"  reason    {count}  {kind}")
+    for form, count in sorted(counts["forms"].items()):
+        lines.append(f"  form      {count}  {form}")
     if counts["rows_held_out"]:
         lines.append(f"held out    {counts['rows_held_out']} of the kept rows, in `valid`")
-    for kind, count in sorted(counts["reasons"].items(), key=lambda item: (-item[1], item[0])):
-        lines.append(f"  rejected  {count}  {kind}")
-    share = info["trained_tokens"] / info["tokens"]
     lines += [
-        f"tokens      {info['tokens']}, {info['trained_tokens']} trained ({share:.1%})",
+        f"tokens      {counts['tokens_in']} in = {counts['tokens_kept']} kept + "
+        f"{counts['tokens_dropped']} dropped + {counts['tokens_truncated']} truncated",
+        f"trained     {info['trained_tokens']} of {info['tokens']} tokens "
+        f"({info['trained_tokens'] / info['tokens']:.1%})"
+        + (", those held out not counted" if counts["rows_held_out"] else ""),
         f"tokenizer   {info['tokenizer_path']} ({info['vocab_size']} ids, end id {info['end_id']})",
         f"template    {info['chat_template']}",
         *(f"note        {note}" for note in info["notes"]),

@@ -35,7 +35,7 @@ from megatron_hbp.corpus.control_tokens import (
     ControlTokens,
     Match,
 )
-from megatron_hbp.corpus.rows import Chat, RowError, map_strings
+from megatron_hbp.corpus.rows import Chat, Passage, RowError, map_strings
 
 DEFAULT_TEMPLATE = (
     "{{ bos_token }}"
@@ -133,9 +133,7 @@ class ChatTemplate:
             messages.append(message)
         if chat.tools is None:
             return messages, None
-        return messages, map_strings(
-            chat.tools, lambda text: control_tokens.hide(_checked(text))
-        )
+        return messages, map_strings(chat.tools, lambda text: control_tokens.hide(_checked(text)))
 
     def _text(self, messages: list[Any], tools: Any, *, add_generation_prompt: bool = False) -> str:
         try:
@@ -167,7 +165,7 @@ class ChatTemplate:
             raise _underivable(index, "no control token ends it")
         return len(header), match.end
 
-    def _changed_answer_span(
+    def _changed_answer_span(  # noqa: PLR0917  # private, and called once
         self,
         text: str,
         header: str,
@@ -250,6 +248,25 @@ class ChatTemplate:
                 except RowError:
                     continue
         return "", False
+
+
+def render_passage(passage: Passage, control_tokens: ControlTokens, end_id: int) -> RenderedChat:
+    """A prompt and its completion without a template: the completion and an end token are trained.
+
+    Raises RowError when the completion says nothing or a reserved character is in the text.
+    """
+    prompt, completion = _checked(passage.prompt), _checked(passage.completion)
+    if not completion.strip():
+        raise RowError("no answer", "no answer: the text to train on is empty")
+    if not passage.rendered:
+        prompt, completion = control_tokens.hide(prompt), control_tokens.hide(completion)
+    text = prompt + completion
+    # what is hidden in both parts could still meet in the middle
+    matches = list(control_tokens.find(text)) if passage.rendered else []
+    last = _closing(text, (len(prompt), len(text)), matches)
+    closed = last is not None and last.token.id == end_id
+    span = (len(prompt), last.end if last is not None and closed else len(text))
+    return RenderedChat(text, [span], matches, None if closed else end_id)
 
 
 class GenerationBlocks(jinja2.ext.Extension):

@@ -11,7 +11,8 @@ Guarantees:
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -91,7 +92,7 @@ class Tokenizer:
     def dropped_characters(self) -> str:
         """Those of a few characters of many scripts that encode to nothing at all."""
         places = [Place.AFTER_TEXT] * len(_SCRIPTS)
-        encoded = self.encode(_SCRIPTS, places)
+        encoded = self.encode(list(_SCRIPTS), places)
         return "".join(char for char, ids in zip(_SCRIPTS, encoded, strict=True) if not ids)
 
 
@@ -164,32 +165,52 @@ def _from_transformers(loaded: Any, path: Path, files: tuple[Path, ...]) -> Toke
 
 
 class _FastEncoder:
-    """A tokenizer.json, once as it is and once without leading spaces."""
+    """A tokenizer.json, once as it is and, where that differs, once without leading spaces."""
 
     def __init__(self, definition: str) -> None:
+        self._definition = definition
         parsed = json.loads(definition)
         self._plain = _build_backend(parsed)
-        only_first = _strip_leading_space(parsed)
-        self._joined = _build_backend(parsed)
+        stripped = json.loads(definition)
+        only_first = _strip_leading_space(stripped)
+        self._joined = self._plain if stripped == parsed else _build_backend(stripped)
         self._joined_places = {Place.AFTER_TEXT}
         if only_first:
             self._joined_places.add(Place.AFTER_CONTROL_TOKEN)
 
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return _FastEncoder, (self._definition,)
+
     def encode(self, texts: Sequence[str], places: Sequence[Place]) -> list[list[int]]:
-        result: list[list[int]] = [[] for _ in texts]
-        for joined, backend in ((False, self._plain), (True, self._joined)):
-            chosen = [
-                i for i, place in enumerate(places) if (place in self._joined_places) == joined
-            ]
-            encodings = backend.encode_batch_fast(
-                [texts[i] for i in chosen], add_special_tokens=False
-            )
-            for i, encoding in zip(chosen, encodings, strict=True):
-                result[i] = encoding.ids
-        return result
+        if self._joined is self._plain:
+            return _encode_fast(self._plain, texts)
+        is_joined = [place in self._joined_places for place in places]
+        return _encode_two_ways(
+            texts,
+            is_joined,
+            lambda some: _encode_fast(self._plain, some),
+            lambda some: _encode_fast(self._joined, some),
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._plain.decode(ids, skip_special_tokens=False)
+
+
+def _encode_fast(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    return [e.ids for e in backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def _encode_two_ways(
+    texts: Sequence[str],
+    is_second: list[bool],
+    first: Callable[[list[str]], list[list[int]]],
+    second: Callable[[list[str]], list[list[int]]],
+) -> list[list[int]]:
+    """Ids of each text, by the one encoder or the other, both of which like large batches."""
+    pairs = list(zip(texts, is_second, strict=True))
+    by_first = iter(first([text for text, other in pairs if not other]))
+    by_second = iter(second([text for text, other in pairs if other]))
+    return [next(by_second if other else by_first) for other in is_second]
 
 
 def _build_backend(parsed: dict[str, Any]) -> tokenizers.Tokenizer:
@@ -218,14 +239,15 @@ def _strip_leading_space(definition: dict[str, Any]) -> bool:
             if "add_prefix_space" in item:
                 item["add_prefix_space"] = False
         kept = [item for item in items if item["type"] != "Prepend"]
-        definition[key] = {"type": "Sequence", plural: kept}
+        if len(kept) < len(items):
+            definition[key] = {"type": "Sequence", plural: kept}
     return only_first
 
 
 def _load_sentencepiece(path: Path) -> Tokenizer:
     model = path.read_bytes()
-    plain = sentencepiece.SentencePieceProcessor(model_proto=model)
-    joined = sentencepiece.SentencePieceProcessor(model_proto=model + _NO_LEADING_SPACE)
+    encoder = _SentencePieceEncoder(model)
+    plain = encoder.plain
     control = {
         plain.id_to_piece(i): ControlToken(i)
         for i in range(plain.vocab_size())
@@ -242,20 +264,29 @@ def _load_sentencepiece(path: Path) -> Tokenizer:
         chat_template=None,
         variables={name: plain.id_to_piece(i) for name, i in ids.items() if i >= 0},
         control_tokens=ControlTokens(control),
-        _encoder=_SentencePieceEncoder(plain, joined),
+        _encoder=encoder,
     )
 
 
 class _SentencePieceEncoder:
-    def __init__(self, plain: Any, joined: Any) -> None:
-        self._plain = plain
-        self._joined = joined
+    def __init__(self, model: bytes) -> None:
+        self._model = model
+        self.plain = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._joined = sentencepiece.SentencePieceProcessor(model_proto=model + _NO_LEADING_SPACE)
+
+    def __reduce__(self) -> tuple[type, tuple[bytes]]:
+        return _SentencePieceEncoder, (self._model,)
 
     def encode(self, texts: Sequence[str], places: Sequence[Place]) -> list[list[int]]:
-        return [
-            (self._plain if place is Place.START else self._joined).encode(text)
-            for text, place in zip(texts, places, strict=True)
-        ]
+        # the switch of the tokenizers library: one thread where there is a process for each core
+        alone = os.environ.get("TOKENIZERS_PARALLELISM") == "false"
+        threads = 1 if alone else -1
+        return _encode_two_ways(
+            texts,
+            [place is not Place.START for place in places],
+            lambda some: self.plain.encode(some, num_threads=threads),
+            lambda some: self._joined.encode(some, num_threads=threads),
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         # the library's own decode leaves out control tokens and the first space
@@ -263,5 +294,5 @@ class _SentencePieceEncoder:
         return text.replace("\u2581", " ")
 
     def _bytes(self, token_id: int) -> bytes:
-        piece = self._plain.id_to_piece(token_id)  # a byte's piece is "<0xE4>"
-        return bytes([int(piece[3:5], 16)]) if self._plain.is_byte(token_id) else piece.encode()
+        piece = self.plain.id_to_piece(token_id)  # a byte's piece is "<0xE4>"
+        return bytes([int(piece[3:5], 16)]) if self.plain.is_byte(token_id) else piece.encode()

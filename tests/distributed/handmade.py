@@ -7,7 +7,7 @@ import numpy as np
 
 from megatron_hbp.alignment import alignment
 from megatron_hbp.audit import array_hash
-from megatron_hbp.corpus.store import Corpus, write_corpus
+from megatron_hbp.corpus import Corpus, write_corpus
 from megatron_hbp.level import Level
 from megatron_hbp.plan import Plan
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from megatron_hbp.corpus.store import Corpus, write_corpus
+from megatron_hbp.corpus import Corpus, write_corpus
 from megatron_hbp.level import Level
 from tests.distributed import flags, handmade
 from tests.distributed.cluster import Cluster

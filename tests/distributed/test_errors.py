@@ -15,7 +15,7 @@ import pytest
 from megatron_hbp import cli
 from megatron_hbp.alignment import Alignment
 from megatron_hbp.config import HbpConfig, field_docs, flag_name
-from megatron_hbp.corpus.store import Corpus, write_corpus
+from megatron_hbp.corpus import Corpus, write_corpus
 from megatron_hbp.level import Level
 from megatron_hbp.planner import build_plan
 from tests.distributed import flags

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from megatron_hbp.corpus.store import write_corpus
+from megatron_hbp.corpus import write_corpus
 from tests.distributed import flags
 from tests.distributed.documents import (
     as_json,

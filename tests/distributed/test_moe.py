@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_hbp.corpus.store import write_corpus
+from megatron_hbp.corpus import write_corpus
 from tests.distributed import flags, handmade
 from tests.distributed.layouts import RATE_ZERO, Layout
 

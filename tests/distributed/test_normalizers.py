@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from megatron_hbp.corpus.store import write_corpus
+from megatron_hbp.corpus import write_corpus
 from megatron_hbp.normalizer import sequence_weights
 from tests.distributed import flags
 from tests.distributed.documents import (

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from megatron_hbp.corpus.store import write_corpus
+from megatron_hbp.corpus import write_corpus
 
 READER = """
 import sys

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from megatron_hbp.commands.prepare import add_command
-from megatron_hbp.corpus import Corpus
+from megatron_hbp.corpus import Corpus, preparation
 from megatron_hbp.corpus import prepare as prepare_module
 from tests.unit.corpus_samples import (
     CHATML,
@@ -40,7 +40,7 @@ def test_br_a05_every_dropped_row_has_a_reason(tmp_path, tokenizer):
 
 
 def test_br_a05_all_rows_dropped_is_an_error(tmp_path, tokenizer):
-    with pytest.raises(ValueError, match=r"all 3 rows were rejected: no answer 2, unknown role 1"):
+    with pytest.raises(ValueError, match=r"all 3 rows were lost: no answer 2, unknown role 1"):
         prepare(tmp_path, [chat("u"), chat("xa"), chat("u")], tokenizer)
     assert not (tmp_path / "corpus").exists()
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
@@ -199,11 +199,11 @@ def test_br_m03_empty_file(tmp_path, tokenizer):
     empty, blank = tmp_path / "empty.jsonl", tmp_path / "blank.jsonl"
     empty.touch()
     blank.write_text("\n \n")
-    with pytest.raises(ValueError, match=r"empty\.jsonl is empty; give a file with one JSON"):
+    with pytest.raises(ValueError, match=r"empty\.jsonl is empty; give files with"):
         prepare(tmp_path, empty, tokenizer)
-    with pytest.raises(ValueError, match=r"blank\.jsonl: only blank lines"):
+    with pytest.raises(ValueError, match=r"blank\.jsonl: no row at all"):
         prepare(tmp_path, blank, tokenizer)
-    with pytest.raises(ValueError, match=r"nothing is not a file"):
+    with pytest.raises(ValueError, match=r"nothing does not exist"):
         prepare(tmp_path, tmp_path / "nothing", tokenizer)
 
 
@@ -222,8 +222,7 @@ def test_reject_lines_name_their_file(tmp_path, tokenizer):
 def test_rows_keep_their_order_over_batches(tmp_path, tokenizer, monkeypatch):
     rows = [chat("ua", ["q", f"answer {i}"]) if i % 5 else chat("u") for i in range(40)]
     whole = prepare(tmp_path, rows, tokenizer)
-    monkeypatch.setattr(prepare_module, "_BATCH_ROWS", 3)
-    monkeypatch.setattr(prepare_module, "_BATCH_CHARACTERS", 200)
+    monkeypatch.setattr(preparation, "_BLOCK_BYTES", 300)
     small = prepare(tmp_path, rows, tokenizer, "small")
     assert small.hash == whole.hash
     answers = [texts(small, tokenizer, i)[1].removesuffix("<|im_end|>") for i in range(len(small))]
@@ -305,7 +304,7 @@ def test_held_out_shares_that_cannot_be(tmp_path, tokenizer):
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(prepare_module, "_BATCH_ROWS", 16)
+    monkeypatch.setattr(preparation, "_BLOCK_BYTES", 1 << 15)
     prepare(tmp_path, [chat("ua")], tokenizer, "warm-up")
     peaks = []
     for count in (50, 400):
@@ -333,7 +332,7 @@ def test_command(tmp_path, tokenizer, capsys):
     assert run("--input", rows, "--input", more, "--tokenizer", tokenizer, "--output", output) == 0
     printed = capsys.readouterr().out
     assert "rows        3 in = 2 kept + 1 rejected" in printed
-    assert "rejected  1  no answer" in printed
+    assert "reason    1  no answer" in printed
     assert "13 trained" in printed
     assert "template    the tokenizer's own" in printed
     assert "p50 " in printed

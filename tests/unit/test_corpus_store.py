@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_hbp.corpus import Corpus, write_corpus
-from megatron_hbp.corpus.store import CorpusWriter, staged_folder
+from megatron_hbp.corpus.writer import CorpusWriter, Sequences, staged_folder
 
 
 def _pairs(count=20, vocab=1000, seed=0):
@@ -115,7 +115,7 @@ def test_other_version(tmp_path):
     document = json.loads((corpus.path / "corpus.json").read_text())
     document["format_version"] = 99
     (corpus.path / "corpus.json").write_text(json.dumps(document))
-    with pytest.raises(ValueError, match="format version 99, this release reads 1"):
+    with pytest.raises(ValueError, match="format version 99, this release reads 2"):
         Corpus.open(corpus.path)
 
 
@@ -221,10 +221,10 @@ def test_writer_memory_does_not_grow_with_tokens(tmp_path):
         staged_folder(tmp_path / "c") as folder,
         CorpusWriter(folder, vocab_size=10, end_id=0) as writer,
     ):
-        writer.add(tokens, mask)
+        writer.add(Sequences.join([(tokens, mask)], [0], tokens.dtype))
         tracemalloc.start()
         for _ in range(50):  # 30 MB
-            writer.add(tokens, mask)
+            writer.add(Sequences.join([(tokens, mask)], [0], tokens.dtype))
         grown = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         writer.finish({})

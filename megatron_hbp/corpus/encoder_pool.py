@@ -1,0 +1,121 @@
+"""Encodes blocks in several processes, in order.
+
+The processes are started by command, not forked: nothing of the caller (threads, open files, its
+main module) gets into them, and they end when it does, however that happens.
+"""
+
+import os
+import pickle
+import queue
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from megatron_hbp.corpus.blocks import Block
+from megatron_hbp.corpus.row_encoder import EncodedBlock, Recipe, RowEncoder
+
+_PACKAGES = Path(__file__).resolve().parents[2]  # where the workers find megatron_hbp
+_AHEAD = 2  # blocks under way for each worker
+
+
+class WorkerDiedError(ValueError):
+    """A process that tokenises was killed."""
+
+
+class EncoderPool:
+    """num_workers processes, or this one alone when it is 1.
+
+    A context manager: the processes end with it.
+    """
+
+    def __init__(self, recipe: Recipe, num_workers: int) -> None:
+        self._encoder = RowEncoder(recipe) if num_workers == 1 else None
+        self._workers = [] if self._encoder else [_Worker(recipe) for _ in range(num_workers)]
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(max(1, len(self._workers)))
+
+    def __enter__(self) -> "EncoderPool":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for worker in self._workers:
+            worker.stop()
+        self._threads.shutdown()
+
+    def encode(
+        self, blocks: Iterable[tuple[int, Block]]
+    ) -> Iterator[tuple[tuple[int, Block], EncodedBlock]]:
+        """Yields each (any number, block) with what became of the block, in order.
+
+        Raises WorkerDiedError when a worker is killed, RuntimeError when it fails.
+        """
+        if self._encoder is not None:
+            for number, block in blocks:
+                yield (number, block), self._encoder(block)
+            return
+        under_way: deque[tuple[tuple[int, Block], Future[EncodedBlock]]] = deque()
+        for number, block in blocks:
+            under_way.append(((number, block), self._threads.submit(self._ask, block)))
+            if len(under_way) > _AHEAD * len(self._workers):
+                first, future = under_way.popleft()
+                yield first, future.result()
+        for first, future in under_way:
+            yield first, future.result()
+
+    def _ask(self, block: Block) -> EncodedBlock:
+        worker = self._idle.get()
+        try:
+            reply = worker.ask(block)
+        finally:
+            self._idle.put(worker)
+        if isinstance(reply, str):
+            raise RuntimeError(f"row {block.number} or one soon after it:\n{reply}")
+        return reply
+
+
+class _Worker:
+    def __init__(self, recipe: Recipe) -> None:
+        paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TOKENIZERS_PARALLELISM": "false",  # there is a process for each core already
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "megatron_hbp.corpus.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        self._send(recipe)
+
+    def ask(self, block: Block) -> Any:
+        try:
+            self._send(block)
+            assert self._process.stdout is not None
+            return pickle.load(self._process.stdout)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            raise WorkerDiedError(
+                f"a process that tokenises ended with exit code {self._process.wait()} near row "
+                f"{block.number}; if it was killed for memory, use fewer --workers (the "
+                "preparation goes on where it stopped)"
+            ) from None
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        # killed rather than closed: a thread may be waiting for its answer
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+    def _send(self, value: Any) -> None:
+        assert self._process.stdin is not None
+        pickle.dump(value, self._process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
+        self._process.stdin.flush()
