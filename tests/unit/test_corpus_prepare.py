@@ -123,78 +123,6 @@ def test_br_c06_null_missing_and_empty_content(tmp_path, tokenizer):
     assert texts(corpus, tokenizer)[1].startswith('{"type": "function"')
 
 
-EDGE_REJECTS = [
-    (5, "no messages"),
-    (6, "expected messages, found id"),
-    (8, "no trained token"),
-    (9, "no answer: no message has the role assistant"),
-    (15, "unknown role critic of message 1"),
-]
-
-
-@pytest.mark.parametrize("name", ["tt2k", "sp2k/tokenizer.model", "internlm2/tokenizer.model"])
-def test_edge_cases(tmp_path, shared_data, name):
-    tokenizer = shared_data / "tokenizer" / name
-    path = shared_data / "edge" / "edge_cases.jsonl"
-    corpus = prepare(tmp_path, path, tokenizer)
-    assert rejects(corpus) == EDGE_REJECTS
-    rejected = [line for line, _ in EDGE_REJECTS]
-    index = {line: i for i, line in enumerate(n for n in range(1, 21) if n not in rejected)}
-    assert len(corpus) == len(index)
-    end = "<|end_of_text|>" if name == "tt2k" else "</s>"
-
-    def told(text):  # tt2k has no id for white space and drops it
-        return "".join(text.split()) if name == "tt2k" else text
-
-    def trained(line):
-        return texts(corpus, tokenizer, index[line])[1]
-
-    assert trained(1) == told(f"plain answer{end}")
-    assert trained(7) == f"yo{end}"
-    assert trained(10) == f"c{end}"
-    assert trained(11) == told(f"I start{end}c{end}")
-    assert trained(12).endswith(told(f"one degree{end}"))
-    assert '{"t":1}' not in trained(12)
-    np.testing.assert_array_equal(corpus.tokens(index[12]), corpus.tokens(index[13]))
-    np.testing.assert_array_equal(corpus.mask(index[12]), corpus.mask(index[13]))
-    assert "parts" in texts(corpus, tokenizer, index[14])[0]
-    if not name.startswith("sp2k"):  # which has no id for these characters
-        whole = texts(corpus, tokenizer, index[16])[0]
-        assert told("<|end_of_text|> injected <|begin_of_text|>") in whole
-    assert (corpus.tokens(index[16]) == corpus.end_id).sum() == 2  # one per message
-    assert corpus.seq_lens[index[17]] > 7000
-    assert trained(19) == f"b{end}"
-    assert trained(20) == f"ok{end}"
-    with pytest.raises(ValueError, match=r"edge_cases\.jsonl:5: no messages"):
-        prepare(tmp_path, path, tokenizer, "strict", strict=True)
-
-
-def test_edge_text_byte_for_byte(tmp_path, shared_data, tokenizer):
-    corpus = prepare(tmp_path, shared_data / "edge" / "edge_cases.jsonl", tokenizer)
-    assert "line\u2028sep\u2029and\u0085nel\u000bvt" in texts(corpus, tokenizer, 1)[0]
-    assert "lone \ufffd high" in texts(corpus, tokenizer, 2)[0]
-    assert "pair \U0001f600" in texts(corpus, tokenizer, 3)[0]
-
-
-@pytest.mark.parametrize("name", ["tt2k", "sp2k/tokenizer.model", "internlm2/tokenizer.model"])
-def test_br_m03_malformed_rows(tmp_path, shared_data, name):
-    path = shared_data / "edge" / "malformed.jsonl"
-    tokenizer = shared_data / "tokenizer" / name
-    corpus = prepare(tmp_path, path, tokenizer)
-    assert lossy(corpus) == (
-        4,
-        {"not JSON": 2, "no known text key": 1, "messages is not a list": 1},
-    )
-    assert [line for line, _ in rejects(corpus)] == [3, 4, 6, 7]
-    assert rejects(corpus)[2:] == [
-        (6, "expected messages, found id"),
-        (7, "messages is text, not a list"),
-    ]
-    assert corpus.info["row_counts"]["blank_lines"] == 0
-    with pytest.raises(ValueError, match=r"malformed\.jsonl:3: not JSON: Unterminated string"):
-        prepare(tmp_path, path, tokenizer, "strict", strict=True)
-
-
 def test_br_m03_empty_file(tmp_path, tokenizer):
     empty, blank = tmp_path / "empty.jsonl", tmp_path / "blank.jsonl"
     empty.touch()
@@ -336,7 +264,7 @@ def test_command(tmp_path, tokenizer, capsys):
     assert "13 trained" in printed
     assert "template    the tokenizer's own" in printed
     assert "p50 " in printed
-    assert f"rejected rows are listed in {output}/rejects.jsonl" in printed
+    assert f"rows that lost something are listed in {output}/rejects.jsonl" in printed
     assert len(Corpus.open(output)) == 2
     assert run("--input", rows, more, "--tokenizer", tokenizer, "--output", output) == 0
     assert capsys.readouterr().out == printed
