@@ -52,11 +52,13 @@ def load_document(folder: Path, format_version: int) -> dict[str, Any]:
     """The content of plan.json. Raises ValueError when it is missing, foreign or damaged."""
     try:
         document = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+        if not isinstance(document, dict):
+            raise ValueError("not a JSON object")
     except FileNotFoundError:
         raise ValueError(
             f"{folder} holds no plan.json; make the plan with `hbp plan --output {folder}`"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"{folder}/plan.json is damaged ({error}); make it again") from None
     version = document.get("format_version")
     if version != format_version:
@@ -84,5 +86,5 @@ def little_endian(array: np.ndarray) -> np.ndarray:
 def _saved_hash(folder: Path) -> str | None:
     try:
         return json.loads((folder / "plan.json").read_text(encoding="utf-8")).get("hash")
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         return None

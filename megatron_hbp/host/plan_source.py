@@ -115,7 +115,8 @@ def check_plan(plan: Plan, shape: RunShape) -> None:
 def _check_corpus(config: HbpConfig, plan: Plan, corpus: Corpus | JointCorpus) -> None:
     folders = ", ".join(str(part.path) for part in parts_of(corpus))
     if plan.corpus_hash is not None and plan.corpus_hash != corpus.hash:
-        if sorted(corpus_paths(corpus)) == sorted(plan.corpus_paths) != list(plan.corpus_paths):
+        given = corpus_paths(corpus)
+        if given != plan.corpus_paths and sorted(given) == sorted(plan.corpus_paths):
             raise ValueError(
                 f"the plan {config.plan} was made from {', '.join(plan.corpus_paths)} in this "
                 "order; name --hbp-corpus in the same order, or leave it out"
