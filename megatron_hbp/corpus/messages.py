@@ -45,14 +45,17 @@ def read_chat(messages: Any, tools: Any, *, name: str = "messages", num_context:
     messages = read_list(messages, name)
     if not messages:
         raise RowError("no messages" if name == "messages" else f"no {name}")
-    chat = [_message(message, number) for number, message in enumerate(messages, start=1)]
-    if all(message["role"] != "assistant" for message in chat[num_context:]):
-        raise RowError("no answer", "no answer: no message has the role assistant")
-    trained = [_is_answer(message) for message in chat]
-    trained[:num_context] = [False] * num_context
-    for message in chat:
+    chat, trained, has_answer = [], [], False
+    for number, given in enumerate(messages, start=1):
+        message = _message(given, number)
+        is_answer = message["role"] == "assistant" and number > num_context
+        has_answer |= is_answer
+        trained.append(is_answer and _is_to_train(message))
         message.pop("loss", None)
-    return Chat(chat, _read_tools(tools), trained)
+        chat.append(message)
+    if not has_answer:
+        raise RowError("no answer", "no answer: no message has the role assistant")
+    return Chat(chat, _read_tools(tools) if tools is not None else None, trained)
 
 
 def read_list(value: Any, name: str) -> list[Any]:
@@ -140,19 +143,19 @@ def _text(content: Any, number: int) -> str:
 def _read_tools(tools: Any) -> list[Any] | None:
     if isinstance(tools, str):
         try:
-            tools = parse_json(tools) if tools.strip() else None
+            tools = parse_json(tools) if tools.strip() else []
         except (ValueError, RecursionError):
             raise RowError("tools is not a list", "tools is neither a list nor JSON") from None
-    if isinstance(tools, list):
+    if tools is None or isinstance(tools, list):
         return tools or None
-    if isinstance(tools, (dict, bool, int, float, type(None))) and not tools:
+    if isinstance(tools, (dict, bool, int, float)) and not tools:
         return None
     raise RowError("tools is not a list", f"tools is {type_name(tools)}, not a list")
 
 
-def _is_answer(message: dict[str, Any]) -> bool:
-    if message["role"] != "assistant" or message.get("loss", True) is False:
+def _is_to_train(answer: dict[str, Any]) -> bool:
+    if answer.get("loss", True) is False:
         return False
     return bool(
-        message["content"].strip() or message.get("tool_calls") or message.get("reasoning_content")
+        answer["content"].strip() or answer.get("tool_calls") or answer.get("reasoning_content")
     )

@@ -39,7 +39,7 @@ def parse_json(text: str) -> Any:
     """Parsed JSON. Raises ValueError or RecursionError."""
     value = json.loads(text)
     # only an escape can bring a surrogate into text that was UTF-8
-    if "\\ud" in text or "\\uD" in text:
+    if "\\u" in text and ("\\ud" in text or "\\uD" in text):
         value = map_strings(value, lambda string: _LONE_SURROGATE.sub("\ufffd", string))
     return value
 

@@ -13,9 +13,7 @@ Guarantees:
 - of a prompt nothing is trained, also where it holds answers.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from megatron_hbp.corpus.messages import ROLES, Chat, read_chat, read_list
@@ -32,7 +30,6 @@ __all__ = [
     "known_keys",
     "map_strings",
     "parse_row",
-    "read_lines",
 ]
 
 CHATS = ("messages", "conversations", "conversation")
@@ -110,14 +107,6 @@ class Passage:
     prompt: str
     completion: str
     rendered: bool
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields (1-based line number, bytes without the line end), blank lines included."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            content = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            yield number, content.strip(b" \t\r\n")
 
 
 def known_keys(keys: RowKeys) -> frozenset[str]:
