@@ -1,7 +1,16 @@
-"""Chat templates in the manner of well-known models, for tests of masks; tests/unit/corpus_samples
-has the tokenizer whose control tokens they print."""
+"""Chat templates in the manner of well-known models, and the texts that are trained with them.
 
-from tests.unit.corpus_samples import CHATML
+The templates print the control tokens of the tokenizer of one token per byte.
+"""
+
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+
+from megatron_hbp.corpus import Corpus
+from tests.unit.corpus_samples import CHATML, char_tokenizer, decoder, prepare
 
 # a header of control tokens, which none of an answer's text may be taken for; answers are trimmed
 LLAMA3 = (
@@ -75,3 +84,24 @@ def with_blocks(template: str) -> str:
     return (
         f"{template[:begin]}{start}{body}{{% endgeneration %}}{{% else %}}{body}{{% endif %}}{rest}"
     )
+
+
+def trained_texts(corpus: Corpus, tokenizer: Path, index: int = 0) -> list[str]:
+    """The decoded runs of tokens with mask 1."""
+    tokens, mask = corpus.tokens(index), corpus.mask(index)
+    edges = np.flatnonzero(np.diff(mask, prepend=0, append=0))
+    decode = decoder(tokenizer)
+    return [decode(tokens[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def trained(tmp_path: Path, row: dict, template: str = CHATML) -> list[str]:
+    """Trained texts of one row with the tokenizer of one token per byte."""
+    name = f"c{len(list(tmp_path.iterdir()))}"
+    tokenizer = char_tokenizer(tmp_path / f"{name}-tokenizer", template=template)
+    return trained_texts(prepare(tmp_path, [row], tokenizer, name), tokenizer)
+
+
+@functools.cache
+def raw_rows(path: Path) -> list[dict]:
+    """The rows of a JSON-lines file."""
+    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]

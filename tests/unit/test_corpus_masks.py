@@ -3,39 +3,25 @@
 Answers of real rows are read from the raw JSON, by index; nothing here calls the template code.
 """
 
-import functools
 import json
 
 import numpy as np
 import pytest
 
 from megatron_hbp.corpus.tokenizer import Place, load_tokenizer
-from tests.unit.corpus_samples import (
-    CHATML,
-    char_tokenizer,
-    chat,
-    decoder,
-    prepare,
-    rejects,
-)
+from tests.unit.corpus_samples import CHATML, char_tokenizer, prepare
 from tests.unit.corpus_templates import (
     DEEPSEEK2,
     LLAMA3,
     MISTRAL,
-    NO_PROMPT,
     REASONING,
-    THINKS_ONCE,
-    TWO_ENDS,
-    TWO_ENDS_LAST,
+    raw_rows,
+    trained,
+    trained_texts,
     with_blocks,
 )
 
 END = "<|im_end|>"
-
-
-@functools.cache
-def raw_rows(path):
-    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
 
 
 @pytest.fixture
@@ -50,21 +36,6 @@ def real(shared_data):
         return json.loads(lines[line - 1])
 
     return row
-
-
-def trained_texts(corpus, tokenizer, index=0):
-    """The decoded runs of tokens with mask 1."""
-    tokens, mask = corpus.tokens(index), corpus.mask(index)
-    edges = np.flatnonzero(np.diff(mask, prepend=0, append=0))
-    decode = decoder(tokenizer)
-    return [decode(tokens[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def trained(tmp_path, row, template=CHATML):
-    """Trained texts of one row with the tokenizer of one token per byte."""
-    name = f"c{len(list(tmp_path.iterdir()))}"
-    tokenizer = char_tokenizer(tmp_path / f"{name}-tokenizer", template=template)
-    return trained_texts(prepare(tmp_path, [row], tokenizer, name), tokenizer)
 
 
 def said(row, *indices):
@@ -229,88 +200,6 @@ def test_row_20_calls_with_reasoning_before_another_question(tmp_path, real):
     ]
 
 
-@pytest.mark.parametrize(
-    "manner",
-    [(CHATML, END, ""), (LLAMA3, "</s>", ""), (MISTRAL, "</s>", " "), (DEEPSEEK2, "</s>", " ")],
-    ids=["chatml", "llama3", "mistral", "deepseek2"],
-)
-@pytest.mark.parametrize("blocks", [False, True], ids=["derived", "blocks"])
-@pytest.mark.parametrize(
-    "answers",
-    [
-        ["aa", "bb"],
-        ["assistant\n", "Assistant:"],  # as the header
-        ["<|im_start|>assistant\n", "</s><|im_end|>"],  # control tokens in words
-        ["[INST] q [/INST]", "User: q\n\nAssistant:"],
-        ["q", "q"],  # as the question
-        ["\u4e2d\u6587\U0001f600", "\u00e4"],
-    ],
-)
-def test_answers_of_each_template(tmp_path, manner, blocks, answers):
-    template, end, before = manner
-    source = with_blocks(template) if blocks else template
-    assert ("{% generation %}" in source) is blocks
-    row = chat("uaua", ["q", answers[0], "q", answers[1]])
-    expected = [f"{before}{answer}{end}" for answer in answers]
-    if template == LLAMA3:
-        expected = [f"{answer.strip()}{end}" for answer in answers]
-    assert trained(tmp_path, row, source) == expected
-
-
-@pytest.mark.parametrize("blocks", [False, True], ids=["derived", "blocks"])
-def test_white_space_around_answers(tmp_path, blocks):
-    row = chat("uaua", ["q", "\n\n lead", "q", "trail \n"])
-    for template, expected in (
-        (CHATML, ["\n\n lead<|im_end|>", "trail \n<|im_end|>"]),
-        (LLAMA3, ["lead</s>", "trail</s>"]),
-        (MISTRAL, [" \n\n lead</s>", " trail \n</s>"]),
-        (DEEPSEEK2, [" \n\n lead</s>", " trail \n</s>"]),
-    ):
-        source = with_blocks(template) if blocks else template
-        assert trained(tmp_path, row, source) == expected
-
-
-def test_reasoning_inside_the_content_of_earlier_answers(tmp_path):
-    row = chat("uaua", ["q1", "<think>r1</think>a1", "q2", "<think>r2</think>a2"])
-    assert trained(tmp_path, row, THINKS_ONCE) == ["a1</s>", "<think>r2</think>a2</s>"]
-
-
-def test_a_second_token_after_the_end_of_the_last_answer(tmp_path):
-    """Only the token that ends each answer is trained, no white space and no token after it."""
-    for template in (TWO_ENDS, TWO_ENDS_LAST):
-        assert trained(tmp_path, chat("ua", ["q", "a"]), template) == ["a<|im_end|>"]
-        row = chat("uaua", ["q", "a", "q", "b"])
-        assert trained(tmp_path, row, template) == ["a<|im_end|>", "b<|im_end|>"]
-        assert trained(tmp_path, chat("uau", ["q", "a", "q"]), template) == ["a<|im_end|>"]
-
-
-def test_br_c03_a_template_without_a_generation_prompt(tmp_path):
-    """The header is the prompt's, whether the template can print it on its own or not."""
-    row = chat("suaua", ["s", "q", "a", "q", "b"])
-    assert trained(tmp_path, row, NO_PROMPT) == ["a<|im_end|>", "b<|im_end|>"]
-
-
-def test_a_template_that_looks_at_the_first_message(tmp_path):
-    template = "{{ '' if messages[0].role == 'system' else '' }}" + CHATML
-    row = chat("aua", ["a0", "q", "a2"])
-    assert trained(tmp_path, row, template) == ["a0<|im_end|>", "a2<|im_end|>"]
-
-
-@pytest.mark.parametrize(
-    ("roles", "expected"),
-    [("uuaa", ["a2", "a3"]), ("usuata", ["a3", "a5"]), ("uatta", ["a1", "a4"]), ("uau", ["a1"])],
-)
-def test_unusual_orders(tmp_path, roles, expected):
-    assert trained(tmp_path, chat(roles)) == [f"{text}<|im_end|>" for text in expected]
-
-
-def test_no_system_turn_where_the_template_has_none(tmp_path):
-    tokenizer = char_tokenizer(tmp_path / "t", template=MISTRAL)
-    corpus = prepare(tmp_path, [chat("sua"), chat("ua")], tokenizer)
-    assert rejects(corpus) == [(1, "chat template: only user and assistant take turns")]
-    assert trained_texts(corpus, tokenizer) == [" a1</s>"]
-
-
 REAL_FILES = [
     "glaive_toolcall_en", "glaive_toolcall_zh", "gsm8k_test", "fastchat_dummy",
     "self_instruct_seed", "mixed_long_short", "qmsum_spans", "axolotl_fixtures",
@@ -369,82 +258,3 @@ def test_trained_tokens_of_real_tokenizers(tmp_path, shared_data, name, file):
             if message["role"] == "assistant" and text.strip():
                 expected += [*loaded.encode([text], [Place.AFTER_TEXT])[0], loaded.end_id]
         assert corpus.tokens(i)[corpus.mask(i) == 1].tolist() == expected
-
-
-@pytest.mark.parametrize(
-    "template", [CHATML, LLAMA3, MISTRAL, DEEPSEEK2], ids=["chatml", "llama3", "mistral", "ds2"]
-)
-def test_masks_equal_hugging_face(tmp_path, shared_data, template):
-    from transformers import PreTrainedTokenizerFast
-
-    folder = char_tokenizer(tmp_path / "t", template=with_blocks(template))
-    theirs = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-    rows = [
-        *raw_rows(shared_data / "messages" / "fastchat_dummy.jsonl")[::50],
-        *raw_rows(shared_data / "messages" / "gsm8k_test.jsonl")[::200],
-    ]
-    if template in (CHATML, LLAMA3):
-        rows += raw_rows(shared_data / "messages" / "glaive_toolcall_zh.jsonl")[:20]
-    plain = char_tokenizer(tmp_path / "plain", template=template)
-    for tokenizer, name in ((folder, "blocks"), (plain, "derived")):
-        corpus = prepare(tmp_path, rows, tokenizer, name)
-        for i, row in enumerate(rows):
-            messages = [
-                {**message, "content": message["content"] or ""} for message in row["messages"]
-            ]
-            tools = row.get("tools")
-            tools = json.loads(tools) if isinstance(tools, str) else tools
-            expected = theirs.apply_chat_template(
-                messages, tools=tools or None, return_dict=True, return_assistant_tokens_mask=True
-            )
-            assert corpus.tokens(i).tolist() == expected["input_ids"]
-            assert corpus.mask(i).tolist() == expected["assistant_masks"]
-
-
-def test_the_end_token_is_trained_though_it_stands_after_the_block(tmp_path):
-    """Hugging Face's mask has what is inside the block; the end token just after it is ours."""
-    from transformers import PreTrainedTokenizerFast
-
-    source = with_blocks(CHATML).replace(
-        "<|im_end|>{% endgeneration %}", "{% endgeneration %}<|im_end|>"
-    )
-    assert source != with_blocks(CHATML)
-    folder = char_tokenizer(tmp_path / "t", template=source)
-    row = chat("uaua")
-    corpus = prepare(tmp_path, [row], folder)
-    theirs = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-    expected = theirs.apply_chat_template(
-        row["messages"], return_dict=True, return_assistant_tokens_mask=True
-    )
-    assert corpus.tokens(0).tolist() == expected["input_ids"]
-    extra = np.flatnonzero(corpus.mask(0) != expected["assistant_masks"])
-    end_id = theirs.convert_tokens_to_ids(END)
-    assert corpus.tokens(0)[extra].tolist() == [end_id, end_id]
-    assert corpus.mask(0)[extra].all()
-    assert trained_texts(corpus, folder) == ["a1<|im_end|>", "a3<|im_end|>"]
-
-
-@pytest.mark.parametrize("blocks", [False, True], ids=["derived", "blocks"])
-def test_tokens_of_a_merging_tokenizer_equal_hugging_face(tmp_path, shared_data, blocks):
-    """tt2k merges bytes; its control tokens stand in for ours."""
-    from transformers import PreTrainedTokenizerFast
-
-    source = shared_data / "tokenizer" / "tt2k"
-    theirs = PreTrainedTokenizerFast.from_pretrained(str(source), local_files_only=True)
-    theirs.chat_template = with_blocks(CHATML)
-    template = tmp_path / "template.jinja"
-    template.write_text(with_blocks(CHATML) if blocks else CHATML)
-    rows = [
-        *raw_rows(shared_data / "messages" / "glaive_toolcall_en.jsonl")[:25],
-        *raw_rows(shared_data / "messages" / "mixed_long_short.jsonl")[:25],
-    ]
-    corpus = prepare(tmp_path, rows, source, chat_template=template)
-    for i, row in enumerate(rows):
-        messages = [{**m, "content": m["content"] or ""} for m in row["messages"]]
-        tools = row.get("tools")
-        tools = json.loads(tools) if isinstance(tools, str) else tools
-        expected = theirs.apply_chat_template(
-            messages, tools=tools or None, return_dict=True, return_assistant_tokens_mask=True
-        )
-        assert corpus.tokens(i).tolist() == expected["input_ids"]
-        assert corpus.mask(i).tolist() == expected["assistant_masks"]
