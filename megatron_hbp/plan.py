@@ -138,6 +138,12 @@ class Plan:
     def num_packs(self) -> int:
         return len(self.pack_offsets) - 1
 
+    @property
+    def folder(self) -> Path | None:
+        """Where the plan was loaded from; None for one that was made in this process."""
+        filename = getattr(self.seq_lens, "filename", None)  # of a memory-mapped array
+        return None if filename is None else Path(filename).parent
+
     def pack(self, index: int) -> np.ndarray:
         """The sequence ids of pack `index`, in order; empty for a filler."""
         return self.sequence_ids[self.pack_offsets[index] : self.pack_offsets[index + 1]]

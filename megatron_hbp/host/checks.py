@@ -74,6 +74,12 @@ _REFUSED = (
     ),
     ("logits_load_dir", None, "--logits-load-dir", "the loss is plain cross entropy"),
     ("qk_clip", False, "--qk-clip", "it reads attention logits that HBP's attention does not keep"),
+    (
+        "override_ckpt_iteration",
+        None,
+        "--override-ckpt-iteration",
+        "it would train samples twice or skip them",
+    ),
     ("inprocess_restart", False, "--inprocess-restart", "not tested with HBP"),
     (
         "yaml_cfg",
@@ -83,7 +89,6 @@ _REFUSED = (
     ),
 )
 
-_HOST_EVAL_ITERS = 100  # the host's default: not a choice of the user's
 _VARLEN_TORCH = "2.12"
 _BALANCING_OK = ("aux_loss", "none")
 
@@ -198,35 +203,6 @@ def run_alignment(args: Any, levels: tuple[Level, ...]) -> Alignment:
         sequence_parallel=args.sequence_parallel,
         fp8_recipe=args.fp8_recipe if args.fp8 else None,
     )
-
-
-def set_iterations(args: Any, plan: Plan, valid_plan: Plan | None) -> None:
-    """Steps from the plan where the user named none; an error where the two contradict."""
-    if args.train_iters is None:
-        args.train_iters = plan.num_steps
-    _require(
-        args.train_iters <= plan.num_steps,
-        f"--train-iters {args.train_iters} is beyond the plan's {plan.num_steps} steps "
-        f"({plan.epochs} epochs); raise --hbp-epochs or leave --train-iters out",
-    )
-    decay_iters = args.lr_decay_iters or args.train_iters
-    _require(
-        args.lr_warmup_iters < decay_iters,
-        f"--lr-warmup-iters {args.lr_warmup_iters} is not below the {decay_iters} steps of the "
-        "learning-rate schedule (the plan's, unless --train-iters or --lr-decay-iters says so); "
-        "lower it, or use --lr-warmup-fraction",
-    )
-    steps = valid_plan.num_steps if valid_plan is not None else 0
-    _require(
-        args.eval_iters in (None, _HOST_EVAL_ITERS, 0, steps),
-        f"--eval-iters is {args.eval_iters}; the validation corpus takes {steps} evaluation steps, "
-        "all of it each time; leave --eval-iters out",
-    )
-    _require(
-        valid_plan is None or args.eval_iters != 0,
-        "--eval-iters 0 contradicts --hbp-valid-corpus; leave one of them out",
-    )
-    args.eval_iters = steps
 
 
 def check_vocabulary(args: Any, max_token_id: int, corpus_path: str) -> None:

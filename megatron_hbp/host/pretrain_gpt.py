@@ -90,8 +90,10 @@ def _setup(config: HbpConfig, args: Any, model_config: Any) -> Any:
     from megatron_hbp.corpus.joint import parts_of
     from megatron_hbp.host import checks
     from megatron_hbp.host.aux_scale import AuxScale
+    from megatron_hbp.host.iterations import set_iterations
     from megatron_hbp.host.layer_spec import hbp_layer_spec
     from megatron_hbp.host.plan_source import RunShape, training_plan, validation_plan
+    from megatron_hbp.host.resume import find_start
     from megatron_hbp.host.training import HbpTraining
     from megatron_hbp.host.weights import check_loaded_weights
 
@@ -114,7 +116,8 @@ def _setup(config: HbpConfig, args: Any, model_config: Any) -> Any:
     )
     for part in (*parts_of(corpus), *(valid[1:] if valid else ())):
         checks.check_vocabulary(args, part.max_token_id, str(part.path))
-    checks.set_iterations(args, plan, valid[0] if valid else None)
+    start = find_start(args, plan)
+    set_iterations(args, plan, valid[0] if valid else None, start)
 
     transformer = model_config.transformer
     cp_sizes = tuple(sorted({level.cp_size for level in plan.levels}))
@@ -123,7 +126,7 @@ def _setup(config: HbpConfig, args: Any, model_config: Any) -> Any:
     aux_scale = None
     if transformer.num_moe_experts is not None:
         aux_scale = transformer.moe_grad_scale_func = AuxScale(transformer)
-    return HbpTraining(config, plan, corpus, valid, aux_scale)
+    return HbpTraining(config, plan, corpus, valid, aux_scale, start)
 
 
 def main() -> None:

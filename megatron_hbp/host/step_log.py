@@ -4,15 +4,18 @@
   Megatron's writers. Only the loss needs communication: one all-reduce of two numbers per level,
   inside the DP x CP group of the last pipeline stage, at those steps only. A level's loss is its
   weighted sum over its trained tokens: a mean under the normalizer ave-token.
-- --hbp-step-log DIR: every rank appends to its own file, without communication: per micro-batch the
-  loss sum, trained tokens, CPU time of forward and backward, at full precision.
+- --hbp-step-log DIR: every rank of the last pipeline stage appends to its own file, without
+  communication: per micro-batch the loss sum, trained tokens, CPU time of forward and backward, at
+  full precision, and the ids of the sequences, on one of the ranks that share a pack. So the files
+  prove what was trained: `hbp audit PLAN --step-log DIR`.
 Trained tokens, padding and balance come from the plan, so they cost nothing at run time.
 """
 
 import json
+import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -20,6 +23,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.training import get_args, get_tensorboard_writer, get_wandb_writer, print_rank_last
 
+from megatron_hbp.host.resume import Start
 from megatron_hbp.metrics import attention_balance_ratio
 from megatron_hbp.plan import Plan
 
@@ -28,21 +32,28 @@ class StepLog:
     """Collects one step's micro-batches.
 
     A step that the host runs again (to tell a fault from a result) overwrites its own numbers; the
-    file gets a line for each of its runs.
+    file gets a line for each of its runs, and a line {"plan", "start"} where a process starts with
+    a step of the plan: what was logged of later steps before it does not count. rank: in the DP x
+    CP domain.
     """
 
-    def __init__(self, plan: Plan, folder: str | None, rank: int) -> None:
+    def __init__(
+        self, plan: Plan, folder: str | None, rank: int, first_step: int, start: Start
+    ) -> None:
         self._plan = plan
         self._reports: dict[int, torch.Tensor] = {}
         self._cpu_seconds: dict[int, float] = {}
         self._started: dict[int, float] = {}
         self._wall_start = 0.0
         self._file = None
-        if folder is not None:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            path = Path(folder) / f"rank-{dist.get_rank():05d}.jsonl"
-            self._file = path.open("a", encoding="utf-8")
         self._rank = rank
+        self._first_iteration = start.first_iteration
+        self._plan_name = plan.hash()[:12]
+        self._names_sequences = parallel_state.get_tensor_model_parallel_rank() == 0
+        if folder is not None and parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self._file = _open_log(Path(folder) / f"rank-{dist.get_rank():05d}.jsonl")
+            self._add_line({"plan": self._plan_name, "start": first_step, "rank": rank})
 
     def start_microbatch(self, item: dict[str, Any]) -> None:
         if item["microbatch"] == 0:
@@ -76,7 +87,9 @@ class StepLog:
         losses = torch.stack([self._reports[m] for m in sorted(self._reports)]).tolist()
         first = item["step"] * self._plan.num_microbatches
         line = {
+            "plan": self._plan_name,
             "step": item["step"],
+            "iteration": self._first_iteration + item["step"] + 1,
             "rank": self._rank,
             "wall_seconds": time.perf_counter() - self._wall_start,
             "microbatches": [
@@ -85,14 +98,23 @@ class StepLog:
                     "loss_sum": losses[m][0],
                     "trained_tokens": int(losses[m][1]),
                     "cpu_seconds": self._cpu_seconds[m],
+                    "sequences": self._sequences(first + m),
                 }
                 for m in range(self._plan.num_microbatches)
             ],
         }
+        self._add_line(line)
+        self._cpu_seconds.clear()
+
+    def _sequences(self, microbatch: int) -> list[int]:
+        """Ids of the rank's pack: on one rank only of those that share it."""
+        pack, cp_rank = self._plan.pack_index(microbatch, self._rank)
+        return self._plan.pack(pack).tolist() if self._names_sequences and cp_rank == 0 else []
+
+    def _add_line(self, line: dict[str, Any]) -> None:
         assert self._file is not None
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        self._cpu_seconds.clear()
 
     def _log_levels(self, step: int) -> None:
         plan = self._plan
@@ -141,3 +163,13 @@ class StepLog:
                 writer.add_scalar(f"hbp {name} {key}", value, step + 1)
             if wandb:
                 wandb.log({f"hbp {name} {key}": value}, step + 1)
+
+
+def _open_log(path: Path) -> TextIO:
+    """Opens a file to append lines; one that a killed process left unfinished is ended first."""
+    with path.open("a+b") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+    return path.open("a", encoding="utf-8")

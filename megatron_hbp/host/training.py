@@ -11,8 +11,10 @@ from megatron_hbp.config import HbpConfig
 from megatron_hbp.corpus.store import Corpus
 from megatron_hbp.dataset import HbpDataset
 from megatron_hbp.host.aux_scale import AuxScale
+from megatron_hbp.host.ending import end_every_rank
 from megatron_hbp.host.forward import ForwardStep
 from megatron_hbp.host.groups import create_cp_groups
+from megatron_hbp.host.resume import Start, consumed_steps
 from megatron_hbp.host.step_log import StepLog
 from megatron_hbp.plan import Plan
 from megatron_hbp.sampler import CyclicSampler, MicrobatchSampler
@@ -28,19 +30,29 @@ class HbpTraining:
         corpus: Corpus,
         valid: tuple[Plan, Corpus] | None,
         aux_scale: AuxScale | None,
+        start: Start,
     ) -> None:
         self._config = config
         self._plan = plan
         self._corpus = corpus
         self._valid = valid
         self._aux_scale = aux_scale
+        self._start = start
         self._forward: ForwardStep | None = None
 
     def datasets_provider(
         self, train_val_test_num_samples: Any, vp_stage: int | None = None
     ) -> tuple[Any, Any, None]:
-        """Iterators over micro-batches, from the first step that is not consumed yet."""
+        """Iterators over micro-batches, from the first step that is not consumed yet.
+
+        Ends every rank with one line when the checkpoint is not one of this plan.
+        """
         args: Any = get_args()
+        try:
+            consumed = consumed_steps(args, self._plan, self._start)
+            sampler = MicrobatchSampler(self._plan, consumed)
+        except ValueError as error:
+            end_every_rank(error)
         rank = mpu.get_data_parallel_rank(with_context_parallel=True)
         first = mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage)
         last = mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage)
@@ -58,17 +70,10 @@ class HbpTraining:
                 self._plan,
                 create_cp_groups(level.cp_size for level in self._plan.levels),
                 self._aux_scale,
-                StepLog(self._plan, self._config.step_log, rank),
+                StepLog(self._plan, self._config.step_log, rank, consumed, self._start),
             )
-            _announce(self._plan)
-        consumed, rest = divmod(args.consumed_train_samples, args.global_batch_size)
-        if rest:
-            raise ValueError(
-                f"{args.consumed_train_samples} samples are consumed, not whole steps of "
-                f"--global-batch-size {args.global_batch_size}: resume with the batch size of the "
-                "checkpoint"
-            )
-        train_iterator = _iterate(train, MicrobatchSampler(self._plan, consumed), args)
+            _announce(self._plan, consumed)
+        train_iterator = _iterate(train, sampler, args)
         valid_iterator = None
         if self._valid is not None:
             plan, corpus = self._valid
@@ -90,18 +95,19 @@ class HbpTraining:
 
 
 def check_same_plan(plan: Plan) -> None:
-    """Raises RuntimeError on every rank when ranks hold different plans. One all-gather."""
+    """Ends every rank with one line when ranks hold different plans. One all-gather."""
     mine = plan.hash()
     device = torch.cuda.current_device()
     value = torch.tensor([int(mine[:15], 16)], dtype=torch.int64, device=device)
     everyone = [torch.empty_like(value) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, value)
-    other = [place for place, v in enumerate(everyone) if int(v) != int(value)]
+    other = [rank for rank, v in enumerate(everyone) if int(v) != int(everyone[0])]
     if other:
-        raise RuntimeError(
-            f"rank {dist.get_rank()} holds plan {mine[:12]}, ranks {other[:8]} hold another: name "
-            "one --hbp-plan, or a --hbp-plan-cache that all ranks share"
+        error = (
+            f"ranks {other[:8]} hold another plan than rank 0 does; name one --hbp-plan, or a "
+            "--hbp-plan-cache that all ranks share"
         )
+        end_every_rank(ValueError(error))
 
 
 def _iterate(dataset: HbpDataset, sampler: Any, args: Any) -> Any:
@@ -119,7 +125,7 @@ def _iterate(dataset: HbpDataset, sampler: Any, args: Any) -> Any:
     )
 
 
-def _announce(plan: Plan) -> None:
+def _announce(plan: Plan, consumed: int) -> None:
     counts = plan.counts()
     print_rank_0(
         f"> hbp: {counts['sequences_in']} sequences ({counts['sequences_kept']} kept, "
@@ -133,3 +139,5 @@ def _announce(plan: Plan) -> None:
         f"{plan.num_microbatches} micro-batches in {plan.epochs} epochs, mixing {plan.mixing}; in "
         f"the host's log a sample is one rank's {plan.token_budget} tokens"
     )
+    parent = f", which continues {plan.parent_hash[:12]}" if plan.parent_hash else ""
+    print_rank_0(f"> hbp: starts at step {consumed} of plan {plan.hash()[:12]}{parent}")

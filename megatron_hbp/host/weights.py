@@ -22,6 +22,8 @@ from megatron.core.utils import unwrap_model
 from megatron.training import get_args
 from megatron.training.checkpointing import checkpoint_exists, get_load_checkpoint_path_by_args
 
+from megatron_hbp.host.ending import end_every_rank
+
 _CHECKED = ("assume_ok_unexpected", "raise_unexpected", "raise_all")
 _NAMED = 4  # keys in a message
 
@@ -29,7 +31,7 @@ _NAMED = 4  # keys in a message
 def check_loaded_weights(model: list[Any]) -> list[Any]:
     """For `GPTModelConfig.post_wrap_hooks`: the model as it came.
 
-    Raises ValueError on every rank when a `torch_dist` checkpoint is about to be loaded that holds
+    Ends every rank with one line when a `torch_dist` checkpoint is about to be loaded that holds
     weights the model does not have, or lacks some. Off when --dist-ckpt-strictness says log, return
     or ignore.
     """
@@ -44,7 +46,10 @@ def check_loaded_weights(model: list[Any]) -> list[Any]:
     saved = {key for key in load_tensors_metadata(path) if not _is_optimizer(key)}
     parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, _own_keys(model, path))
-    check_keys(saved, set().union(*parts), folder)
+    try:
+        check_keys(saved, set().union(*parts), folder)
+    except ValueError as error:
+        end_every_rank(error)
     return model
 
 

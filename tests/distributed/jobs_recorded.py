@@ -154,16 +154,21 @@ def train(
     return recorder.result() | {"output": output.getvalue()}
 
 
-def load_error(argv: list[str]) -> str:
-    """The message of whatever stops a run, "" when nothing does."""
+def printed_error(argv: list[str]) -> dict[str, Any]:
+    """How a run that must stop with SystemExit does so: its exit code, and the last line of what
+    the process leaves on standard error.
+    """
     sys.argv = ["pretrain_gpt", *argv]
+    errors = io.StringIO()
     try:
-        pretrain_gpt.main()
+        with contextlib.redirect_stderr(errors):
+            pretrain_gpt.main()
     except SystemExit as stop:
-        return str(stop)
-    except BaseException as error:  # torch's CheckpointException is not an Exception
-        return f"{type(error).__name__}: {error}"
-    return ""
+        if isinstance(stop.code, str):  # what Python does with it
+            return {"code": 1, "error": stop.code + "\n"}
+        lines = errors.getvalue().splitlines(keepends=True)
+        return {"code": stop.code, "error": lines[-1] if lines else ""}
+    return {"code": 0, "error": ""}
 
 
 assert hasattr(host_training, "consume_seqlen_stats_in_iteration")

@@ -85,12 +85,15 @@ def test_foreign_and_missing_weights_stop_the_run(cluster, tmp_path):
     ):
         folder = str(tmp_path / text.split()[0])
         _stock(cluster, saved, *SAVE, folder)
-        errors = cluster.run(
+        ended = cluster.run(
             RANKS,
-            "tests.distributed.jobs_recorded:load_error",
+            "tests.distributed.jobs_recorded:printed_error",
             argv=[*loaded, *plan, *LOAD, folder],
         )
-        for error in errors:
-            assert f"the checkpoint {folder} {text}: " in error
-            assert "decoder.layers.self_attention.q_layernorm.weight" in error
-            assert "--dist-ckpt-strictness log_all" in error
+        assert [result["code"] for result in ended] == [1] * RANKS
+        error = ended[0]["error"]
+        assert error.startswith(f"megatron_hbp: error: the checkpoint {folder} {text}: ")
+        assert "decoder.layers.self_attention.q_layernorm.weight" in error
+        assert error.endswith("or --dist-ckpt-strictness log_all to load what matches\n")
+        for other in ended[1:]:
+            assert "megatron_hbp" not in other["error"]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from megatron_hbp import cli
 from tests.distributed import flags, handmade
 from tests.distributed.documents import (
     by_document,
@@ -129,9 +130,12 @@ def test_step_log_has_every_micro_batch_of_every_rank(run):
     assert [f.name for f in files] == [f"rank-{rank:05d}.jsonl" for rank in range(RANKS)]
     for rank, file in enumerate(files):
         lines = [json.loads(line) for line in file.read_text().splitlines()]
+        name = run.plan.hash()[:12]
+        assert lines.pop(0) == {"plan": name, "start": 0, "rank": rank}
         assert [(line["step"], line["rank"]) for line in lines] == [(s, rank) for s in range(STEPS)]
         recorded = iter(run.ours[rank]["microbatches"])
         for line in lines:
+            assert (line["plan"], line["iteration"]) == (name, line["step"] + 1)
             assert line["wall_seconds"] > 0.0
             for logged in line["microbatches"]:
                 item = next(recorded)
@@ -140,6 +144,21 @@ def test_step_log_has_every_micro_batch_of_every_rank(run):
                 assert logged["trained_tokens"] == item["returned"][1]
                 assert logged["cpu_seconds"] > 0.0
         assert next(recorded, None) is None
+
+
+def test_step_log_proves_what_was_trained(run, capsys):
+    """Every pack's sequences are logged once, whatever its CP size; `hbp audit` says so."""
+    logged = [
+        json.loads(line)
+        for file in (run.folder / "steps").iterdir()
+        for line in file.read_text().splitlines()[1:]
+    ]
+    ids = [i for line in logged for m in line["microbatches"] for i in m["sequences"]]
+    assert sorted(ids) == sorted(run.plan.sequence_ids.tolist())
+    argv = ["audit", str(run.folder / "plan"), "--step-log", str(run.folder / "steps")]
+    assert cli.main(argv) == 0
+    out = capsys.readouterr().out
+    assert f"good: steps 1 to {STEPS} of {STEPS} trained as planned, 0 restarts; epoch 0: " in out
 
 
 def test_host_counts_flops_by_document(run):

@@ -51,8 +51,8 @@ def test_br_j14_resume_is_bit_equal_and_epochs_end_the_schedule(cluster, tmp_pat
     stopped = run("--save", checkpoint, "--save-interval", "100", "--exit-interval", str(STOP))
     resumed = run("--load", checkpoint)
 
-    (folder,) = (tmp_path / "corpus" / "plans").iterdir()  # all three used one plan
-    plan = Plan.load(folder)
+    (document,) = (tmp_path / "corpus" / "plans").glob("*/plan.json")  # all three used one plan
+    plan = Plan.load(document.parent)
     assert plan.epochs == 2
     steps = plan.num_steps
     assert steps > STOP > steps // 2

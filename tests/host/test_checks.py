@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("megatron.core", reason="needs the extra [train]")
 
 from megatron_hbp.host import checks
+from megatron_hbp.host.iterations import set_iterations
 from megatron_hbp.level import Level
 from megatron_hbp.planner import build_plan
 
@@ -108,10 +109,10 @@ def _schedule(**changes):
 def test_steps_come_from_the_plan():
     plan, valid = _plan(8), _plan(6)
     args = _schedule(train_iters=None)
-    checks.set_iterations(args, plan, valid)
+    set_iterations(args, plan, valid)
     assert (args.train_iters, args.eval_iters) == (plan.num_steps, valid.num_steps) == (4, 3)
     args = _schedule(train_iters=2)
-    checks.set_iterations(args, plan, None)
+    set_iterations(args, plan, None)
     assert (args.train_iters, args.eval_iters) == (2, 0)
 
 
@@ -130,7 +131,7 @@ def test_steps_come_from_the_plan():
 )
 def test_steps_against_the_plan_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
-        checks.set_iterations(_schedule(**{"train_iters": None} | given), _plan(8), _plan(6))
+        set_iterations(_schedule(**{"train_iters": None} | given), _plan(8), _plan(6))
 
 
 def test_the_vocabulary_holds_every_token():

@@ -1,0 +1,123 @@
+"""What the files of --hbp-step-log say was trained, held against the plan.
+
+Guarantees (asserted by tests/unit/test_trained.py):
+- a step counts when every micro-batch of it was logged with exactly the plan's sequences; together
+  with Plan.audit() that is each sequence once per epoch, or as often as its weight says;
+- what was logged of later steps before a restart does not count: the restart went back to a
+  checkpoint; without a restart no step may be missing or come again, but for one that the host ran
+  again at once;
+- a line that a killed process left unfinished is passed over, other damage is reported.
+"""
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megatron_hbp.plan import Plan
+
+_SHOWN = 5  # problems and ids that are named
+
+
+@dataclass(frozen=True)
+class Trained:
+    """steps: of the plan that were trained, from its first one on. restarts: how often the run was
+    started again. problems: in words, none when everything logged is as planned.
+    """
+
+    steps: int
+    restarts: int
+    problems: list[str]
+
+
+def trained_steps(folder: str | Path, plan: Plan) -> Trained:
+    """Reads the log of a run over `plan`. Raises ValueError when the folder holds none."""
+    files = sorted(Path(folder).glob("rank-*.jsonl"))
+    if not files:
+        raise ValueError(f"{folder} holds no rank-*.jsonl; name the folder given to --hbp-step-log")
+    name = plan.hash()[:12]
+    problems: list[str] = []
+    logs = []
+    restarts = 0
+    for file in files:
+        log, starts = _read(file, name, problems)
+        if starts:
+            logs.append(log)
+            restarts = max(restarts, starts - 1)
+    if not logs:
+        raise ValueError(f"{folder} holds no line of plan {name}; name the plan that was trained")
+    steps = min(map(len, logs))
+    for step in range(min(steps, plan.num_steps)):
+        for m in range(plan.num_microbatches):
+            problems += _microbatch_problems(plan, step, m, [log[step] for log in logs])
+        if len(problems) > _SHOWN:
+            break
+    if steps > plan.num_steps:
+        problems.append(f"{steps} steps are logged, the plan has {plan.num_steps}")
+    return Trained(steps, restarts, problems[:_SHOWN])
+
+
+def _read(file: Path, name: str, problems: list[str]) -> tuple[list[list[np.ndarray]], int]:
+    """The sequences of each micro-batch of each step that counts; how many processes started."""
+    log: list[list[np.ndarray]] = []
+    starts = 0
+    torn = 0  # number of a line that must be a process's last
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+        where = f"{file.name} line {number}"
+        entry = _parsed(line)
+        if torn and (entry is None or "start" not in entry):
+            problems.append(f"{file.name} line {torn} is damaged")
+            torn = 0
+        if entry is None:
+            torn = number
+            continue
+        torn = 0
+        if entry["plan"] != name:
+            continue
+        if "start" in entry:
+            starts += 1
+            if entry["start"] > len(log):
+                problems.append(
+                    f"{where}: the run goes on at step {entry['start']}, steps {len(log)} to "
+                    f"{entry['start'] - 1} are not logged"
+                )
+                log += [[] for _ in range(entry["start"] - len(log))]
+            del log[entry["start"] :]
+            continue
+        step = entry["step"]
+        if step == len(log) - 1:  # run again at once by the host
+            log.pop()
+        if step != len(log):
+            problems.append(f"{where}: step {step} follows step {len(log) - 1} without a restart")
+            break
+        log.append([np.array(m["sequences"], dtype=np.int64) for m in entry["microbatches"]])
+    return log, starts
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and "plan" in entry else None
+
+
+def _microbatch_problems(
+    plan: Plan, step: int, microbatch: int, ranks: list[list[np.ndarray]]
+) -> list[str]:
+    found = [rank[microbatch] for rank in ranks if len(rank) == plan.num_microbatches]
+    at = step * plan.num_microbatches + microbatch
+    first, end = plan.pack_offsets[plan.microbatch_offsets[at : at + 2]]
+    wanted = np.sort(plan.sequence_ids[first:end])
+    logged = np.sort(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
+    if np.array_equal(wanted, logged):
+        return []
+    missing = sorted((Counter(wanted.tolist()) - Counter(logged.tolist())).elements())
+    extra = sorted((Counter(logged.tolist()) - Counter(wanted.tolist())).elements())
+    return [
+        f"step {step}, micro-batch {microbatch}: {len(missing)} sequences of the plan are not "
+        f"logged {missing[:_SHOWN]}, {len(extra)} are logged that are not planned {extra[:_SHOWN]}"
+    ]
