@@ -113,7 +113,7 @@ def weighted_sources(
     parts = parts_of(corpus)
     if weights is not None and len(weights) != len(parts):
         raise ValueError(
-            f"--hbp-source-weight is given {len(weights)} times for {len(parts)} corpora "
+            f"the number of --hbp-source-weight is {len(weights)}, that of corpora {len(parts)} "
             f"({', '.join(str(part.path) for part in parts)}); give one for each, in the order of "
             "--hbp-corpus, 0 to leave one out"
         )

@@ -148,11 +148,18 @@ def _check_flags(config: HbpConfig, plan: Plan) -> None:
             name, getattr(plan, name, None)
         )
         if given != have:
-            shown = [" ".join(map(str, v)) if isinstance(v, tuple) else v for v in (given, have)]
+            shown = [_as_given(value) for value in (given, have)]
             raise ValueError(
                 f"{flag_name(name)} {shown[0]} contradicts the plan {config.plan}, which has "
                 f"{shown[1]}; leave the flag out or make another plan"
             )
+
+
+def _as_given(value: Any) -> str:
+    """A value as its flag is given, repeated ones side by side."""
+    if isinstance(value, tuple):
+        return " ".join(map(_as_given, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _planned(

@@ -303,11 +303,39 @@ CASES: dict[str, tuple[str, dict[str, int], str]] = {
         r"tokens "
         r"are many documents",
     ),
-    "plan_time_out_of_a_waiting_rank": (
-        f"{CORPUS} --hbp-plan-timeout 1 --hbp-plan-cache {{untrained_cache}}",
-        {"RANK": 1},
-        r"rank 1 waited 1 s for rank 0's plan in \S+/cache/[0-9a-f]{24}; look at its log, "
-        r"make the plan beforehand with `hbp plan`",
+    "plan_cache_that_cannot_be_used": (
+        f"{CORPUS} --hbp-plan-cache {{corpus}}/corpus.json",
+        {},
+        r"the plan cache \S+/corpus.json cannot be used \(.*\); name a folder that this user may "
+        r"write with --hbp-plan-cache, or make the plan beforehand with `hbp plan`",
+    ),
+    "the_same_corpus_twice": (
+        f"{CORPUS} --hbp-corpus {{corpus}}",
+        {},
+        r"the corpora \S+/corpus and \S+/corpus hold the same sequences; name one of them, and "
+        r"give it an --hbp-source-weight of 2",
+    ),
+    "corpora_of_other_tokenizers": (
+        f"{CORPUS} --hbp-corpus {{big_ids}}",
+        {},
+        r"the corpora \S+/corpus and \S+/big_ids were made with different tokenizers \(vocabulary "
+        r"sizes 250 and 5000\): a token id would mean two things; make \S+/big_ids again with",
+    ),
+    "too_few_source_weights": (
+        f"{CORPUS} --hbp-corpus {{other_corpus}} --hbp-source-weight 2",
+        {},
+        r"the number of --hbp-source-weight is 1, that of corpora 2 \(\S+/corpus, \S+/other\); "
+        r"give one for each, in the order of --hbp-corpus, 0 to leave one out",
+    ),
+    "negative_source_weight": (
+        f"{CORPUS} --hbp-source-weight -1",
+        {},
+        r"--hbp-source-weight is -1; each must be a finite number of 0 or more",
+    ),
+    "source_weight_against_the_plan": (
+        f"{PLAN} --hbp-source-weight 2",
+        {},
+        r"--hbp-source-weight 2 contradicts the plan \S+, which has none; leave the flag out",
     ),
     "attention_dropout": (
         f"{PLAN} --attention-dropout 0.1",
@@ -337,10 +365,16 @@ CASES: dict[str, tuple[str, dict[str, int], str]] = {
     ),
 }
 
+# of GOOD, those that run as rank 1, alone: nothing of rank 0's is waited for
+AS_RANK_1 = ("br_k02 a rank that sees no plan of another's",)
+
 GOOD = {
     "plan": PLAN,
     "plan and its own flags": f"{PLAN} --hbp-level 64:1 --hbp-level 128:2 --hbp-epochs 1",
     "corpus": CORPUS,
+    "br_k02 a rank that sees no plan of another's": f"{CORPUS} --hbp-plan-cache {{cache}}",
+    "two corpora with weights": f"{CORPUS} --hbp-corpus {{other_corpus}} --hbp-source-weight 2 "
+    "--hbp-source-weight 0.5",
     "corpus and fewer iterations": f"{CORPUS} --train-iters 2",
     "qk-norm, no clip": f"{PLAN} --recompute-granularity selective",
     "legacy rotary flag": f"{PLAN} !--position-embedding-type --use-rotary-position-embeddings",

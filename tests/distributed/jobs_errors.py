@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import sys
-import time
 import traceback
 from typing import Any
 
@@ -48,7 +47,6 @@ def _outcome(argv: list[str], environment: dict[str, str]) -> dict[str, Any]:
     printed = os.memfd_create("printed")
     os.dup2(printed, 1)
     os.dup2(printed, 2)
-    started = time.monotonic()
     try:
         with contextlib.redirect_stdout(os.fdopen(1, "w", closefd=False)):
             pretrain_gpt.main()
@@ -56,7 +54,7 @@ def _outcome(argv: list[str], environment: dict[str, str]) -> dict[str, Any]:
         return {"starts": True}
     except SystemExit as stop:
         if isinstance(stop.code, str):
-            return {"error": stop.code, "seconds": time.monotonic() - started}
+            return {"error": stop.code}
         sys.stdout.flush()
         sys.stderr.flush()
         return {"exit": os.pread(printed, 1 << 20, 0).decode(errors="replace")}

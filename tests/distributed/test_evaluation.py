@@ -19,15 +19,18 @@ LEVEL_FLAGS = [text for level in LEVELS for text in ("--hbp-level", str(level))]
 
 
 @pytest.mark.parametrize(
-    ("rows", "normalizer"),
+    ("rows", "batch", "normalizer"),
     [
-        pytest.param([20, 90, 50], "ave-token", id="br_j04_three_rows"),
+        pytest.param([20, 90, 50], RANKS, "ave-token", id="br_j04_three_rows"),
         pytest.param(
-            [2 + (37 * i) % 127 for i in range(37)], "sample-mean", id="more_rows_than_a_step"
+            [2 + (37 * i) % 127 for i in range(37)],
+            2 * RANKS,
+            "sample-mean",
+            id="more_rows_than_a_step",
         ),
     ],
 )
-def test_evaluation_is_the_token_mean_of_all_rows(cluster, tmp_path, rows, normalizer):
+def test_evaluation_is_the_token_mean_of_all_rows(cluster, tmp_path, *, rows, batch, normalizer):
     """Twice while training and once more after it: the last two see the same weights."""
     handmade.random_corpus(tmp_path / "train", [31] * 32, seed=1)
     valid = handmade.random_corpus(tmp_path / "valid", rows, seed=2, trained=0.3)
@@ -36,7 +39,7 @@ def test_evaluation_is_the_token_mean_of_all_rows(cluster, tmp_path, rows, norma
         *flags.SIZE,
         *flags.GQA,
         *["--num-layers", "2", "--seq-length", str(BUDGET), "--global-batch-size", str(2 * RANKS)],
-        *["--eval-interval", "2", "--train-iters", "4"],
+        *["--eval-interval", "2", "--train-iters", "4", "--eval-global-batch-size", str(batch)],
     ]
     ours = cluster.run(
         RANKS,

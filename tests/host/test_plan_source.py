@@ -445,7 +445,7 @@ def test_a_plan_names_its_corpora(corpus, other, tmp_path):
     [
         (
             {"source_weight": (2.0, 1.0)},
-            r"--hbp-source-weight 2.0 1.0 contradicts the plan \S+, which has 1.0 2.0; leave",
+            r"--hbp-source-weight 2 1 contradicts the plan \S+, which has 1 2; leave",
         ),
         ({"corpora": "other corpus"}, r"was made from \S+corpus, \S+other in this order; name"),
         ({"corpora": "corpus"}, r"was made from another corpus than \S+/corpus \(hash"),
@@ -461,14 +461,14 @@ def test_what_contradicts_the_plan_is_refused(corpus, other, tmp_path, changes, 
 
 def test_a_weight_against_a_plan_without(corpus, tmp_path):
     saved = _saved(tmp_path, [corpus])
-    with pytest.raises(ValueError, match=r"--hbp-source-weight 2.0 contradicts .*, which has none"):
+    with pytest.raises(ValueError, match=r"--hbp-source-weight 2 contradicts .*, which has none"):
         plan_of(config([], plan=saved, level=(), source_weight=(2.0,)))
 
 
 def test_a_wrong_number_of_weights_names_the_corpora(corpus, other, tmp_path):
     with pytest.raises(
         ValueError,
-        match=r"--hbp-source-weight is given 1 times for 2 corpora \(\S+corpus, \S+other\)",
+        match=r"the number of --hbp-source-weight is 1, that of corpora 2 \(\S+corpus, \S+other\)",
     ):
         plan_of(config([corpus, other], tmp_path / "cache", source_weight=(2.0,)))
 

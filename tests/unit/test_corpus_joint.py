@@ -195,7 +195,7 @@ def test_weights_are_one_for_each_corpus(folders):
     for weights in ([], [2], [1, 1], [1, 1, 1, 1]):
         with pytest.raises(
             ValueError,
-            match=rf"--hbp-source-weight is given {len(weights)} times for 3 corpora "
+            match=rf"the number of --hbp-source-weight is {len(weights)}, that of corpora 3 "
             r"\(\S+c0, \S+c1, \S+c2\); give one for each, in the order of --hbp-corpus",
         ):
             weighted_sources(joint, weights)
@@ -243,8 +243,9 @@ def test_a_wrong_number_of_weights_names_the_corpora(folders, capsys):
     assert main([*argv, "--source-weight", "2"]) == 2
     error = capsys.readouterr().err
     assert error == (
-        f"hbp: error: --source-weight is given 1 times for 2 corpora ({folders[0]}, {folders[1]}); "
-        "give one for each, in the order of --corpus, 0 to leave one out\n"
+        "hbp: error: the number of --source-weight is 1, that of corpora 2 "
+        f"({folders[0]}, {folders[1]}); give one for each, in the order of --corpus, 0 to "
+        "leave one out\n"
     )
     assert main(["plan", "--lengths", "x.npy", *LEVELS, "--source-weight", "2"]) == 2
 
