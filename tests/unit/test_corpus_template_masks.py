@@ -1,11 +1,18 @@
 """Masks with templates in the manner of well-known models, and of rows without a template."""
 
+import functools
+import json
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from megatron_hbp.corpus.rows import RowKeys
+from megatron_hbp.corpus.control_tokens import ControlToken, ControlTokens, reveal
+from megatron_hbp.corpus.rows import RowError, RowKeys, parse_row
+from megatron_hbp.corpus.template import ChatTemplate
 from megatron_hbp.corpus.tokenizer import Place, load_tokenizer
-from tests.unit.corpus_samples import CHATML, char_tokenizer, chat, prepare, rejects
+from tests.unit.corpus_samples import CHATML, CONTROL, char_tokenizer, chat, prepare, rejects
 from tests.unit.corpus_templates import (
     DEEPSEEK2,
     LLAMA3,
@@ -211,3 +218,41 @@ def test_br_c05_results_of_tools_are_never_trained(tmp_path, blocks):
         expected = [f"a{i}<|im_end|>" for i, role in enumerate(roles) if role == "a"]
         assert trained(tmp_path, row, template) == expected
         assert roles.count("t") == results
+
+
+PIECES = [
+    "a", " ", "\n", "<|im_start|>", "<|im_end|>", "</s>", "<s>", "assistant\n", "Assistant:",
+    "User: ", "\u4e2d", "\ufffd", "{{ x }}", "[/INST]",
+]  # fmt: skip
+CONTENT = st.lists(st.sampled_from(PIECES), max_size=4).map("".join)
+ROLES = st.lists(st.sampled_from("suat"), min_size=1, max_size=6).map("".join)
+
+
+@functools.cache
+def compiled(source):
+    control = ControlTokens({text: ControlToken(i) for i, text in enumerate(CONTROL)})
+    return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}, control)
+
+
+@settings(deadline=None, max_examples=300)
+@given(roles=ROLES, data=st.data())
+def test_any_chat_trains_its_answers_and_nothing_else(roles, data):
+    """Whatever the order of roles and whatever the content spells."""
+    row = chat(roles, [data.draw(CONTENT) for _ in roles])
+    said = [m["content"] for m in row["messages"] if m["role"] == "assistant"]
+    said = [text for text in said if text.strip()]
+    for template, end, before in (
+        (CHATML, END, ""),
+        (LLAMA3, "</s>", ""),
+        (DEEPSEEK2, "</s>", " "),
+    ):
+        expected = [before + (t.strip() if template == LLAMA3 else t) + end for t in said]
+        for source in (template, with_blocks(template)):
+            made = compiled(source)
+            if not said:
+                with pytest.raises(RowError, match=r"no (answer|trained token)"):
+                    made.render(parse_row(json.dumps(row).encode()))
+                continue
+            rendered = made.render(parse_row(json.dumps(row).encode()))
+            found = [reveal(rendered.text[start:stop]) for start, stop in rendered.spans]
+            assert found == expected
