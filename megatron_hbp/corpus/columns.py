@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 from megatron_hbp.corpus.row_values import OddValue, parse_json
 
 _JSON = "arrow.json"
-_MAX_BATCH_ROWS = 1 << 14
+_MAX_BATCH_ROWS = 1 << 12  # many equal values take little room in a file
+_SHORTER = "it is shorter than when it was read before"
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
@@ -38,12 +39,15 @@ def read_parquet(
         group_rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         group_starts = np.cumsum([0, *group_rows])
         first = int(np.searchsorted(group_starts, start, side="right")) - 1
+        if start > metadata.num_rows:
+            raise ValueError(_SHORTER)
         if first >= len(group_rows):
             return
+        chosen = _chosen(names, columns)
         batches = file.iter_batches(
-            _batch_rows(metadata, columns, target_bytes),
+            _batch_rows(metadata, None if chosen == names else chosen, target_bytes),
             row_groups=list(range(first, len(group_rows))),
-            columns=_chosen(names, columns),
+            columns=chosen,
             use_threads=False,
         )
         row = int(group_starts[first])
@@ -52,14 +56,19 @@ def read_parquet(
             row += batch.num_rows
             if skipped < batch.num_rows:
                 yield _with_all_names(batch.slice(skipped), names), row / metadata.num_rows
+        if row != metadata.num_rows:
+            raise ValueError(f"{row} rows instead of {metadata.num_rows}")
 
 
-def _batch_rows(metadata: Any, columns: frozenset[str] | None, target_bytes: int) -> int:
-    """Rows whose chosen columns take about target_bytes."""
+def _batch_rows(metadata: Any, chosen: list[str] | None, target_bytes: int) -> int:
+    """Rows whose chosen columns (None: all) take about target_bytes."""
     size = 0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        if chosen is None:  # some damage to what is said about a column ends the process
+            size += group.total_byte_size
+            continue
         for column in map(group.column, range(group.num_columns)):
-            if columns is None or column.path_in_schema.split(".")[0] in columns:
+            if column.path_in_schema.split(".")[0] in chosen:
                 size += column.total_uncompressed_size
     rows = target_bytes * metadata.num_rows // max(size, 1)
     return min(max(rows, 1), _MAX_BATCH_ROWS)
@@ -82,10 +91,14 @@ def read_arrow(
             row += batch.num_rows
             if skipped < batch.num_rows:
                 names = batch.schema.names
-                chosen = batch.select(_chosen(names, columns)).slice(skipped)
+                chosen = batch.select(_chosen(names, columns))
+                chosen.validate(full=True)  # a wrong offset would end the process
+                chosen = chosen.slice(skipped)
                 total = reader.num_record_batches if is_file else source.size()
                 share = (index if is_file else source.tell()) / total
                 yield _with_all_names(chosen, names), share
+        if row < start:
+            raise ValueError(_SHORTER)
         if not is_file and source.tell() < source.size():
             raise ValueError(f"more data after the end of the stream, at byte {source.tell()}")
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _LONGEST_TOKEN = len("-Infinity")
+_IN_NUMBERS = ("", *"+-.eE0123456789")
 # numbers need no value here, and a number of thousands of digits has none
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 
@@ -110,7 +111,9 @@ class _Window:
                 raise ArrayError(what, place) from None
             except RecursionError:
                 raise ArrayError("a row is nested too deeply", self.at) from None
-            if end < len(self._text) or not self._grow():
+            # a number may go on, but what makes it go on is short
+            may_go_on = self._text[end : end + 1] in _IN_NUMBERS
+            if not may_go_on or end + _LONGEST_TOKEN <= len(self._text) or not self._grow():
                 break
         item = self._encoded(end)
         self._position = end

@@ -93,8 +93,8 @@ def _message(message: Any, number: int) -> dict[str, Any]:
     return result
 
 
-def _shown(role: Any) -> Any:
-    return type_name(role) if not isinstance(role, (str, type(None))) else role
+def _shown(name: Any) -> str:
+    return str(name) if name is None or isinstance(name, str) else type_name(name)
 
 
 def _tool_calls(calls: Any, number: int) -> list[Any]:
@@ -132,7 +132,7 @@ def _text(content: Any, number: int) -> str:
         is_text_part = isinstance(part, dict) and part.get("type") == "text"
         text = part.get("text") if is_text_part else part
         if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, dict) else type_name(part)
+            kind = _shown(part.get("type")) if isinstance(part, dict) else type_name(part)
             raise RowError(
                 "unsupported content part", f"unsupported content part {kind} in message {number}"
             )

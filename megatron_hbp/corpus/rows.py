@@ -218,7 +218,8 @@ def _named_pair(row: dict[str, Any], keys: RowKeys) -> Pair | None:
     completions = [keys.completion] if keys.completion else [pair.completion for pair in PAIRS]
     for prompt in prompts:
         for completion in completions:
-            if prompt != completion and None not in (row.get(prompt), row.get(completion)):
+            is_there = row.get(prompt) is not None and row.get(completion) is not None
+            if is_there and prompt != completion:
                 contexts = [key for key in _CONTEXTS.get(prompt, ()) if key != completion]
                 return Pair(prompt, completion, tuple(contexts))
     return None
@@ -226,7 +227,8 @@ def _named_pair(row: dict[str, Any], keys: RowKeys) -> Pair | None:
 
 def _completed(row: dict[str, Any], pair: Pair, keys: RowKeys) -> Chat | Passage:
     prompt, completion = row[pair.prompt], row[pair.completion]
-    if row.get("history"):
+    history = row.get("history")
+    if history is not None and not (isinstance(history, (list, str)) and not history):
         raise RowError(
             "history is not supported", "history is not supported: give the turns as messages"
         )

@@ -181,12 +181,37 @@ def test_every_damage_of_a_gzip_is_seen(tmp_path):
         assert "cut or damaged after" in failure(path, target_bytes=50)
 
 
-def test_a_file_that_became_shorter_is_named(tmp_path):
-    for packed in (False, True):
-        path = tmp_path / "rows.jsonl"
-        path.write_bytes(gzip.compress(b"{}\n{}\n") if packed else b"{}\n{}\n")
-        assert rows_of(blocks(path, Position(6, 3))) == []
-        assert "shorter" in failure(path, start=Position(7, 3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_became_shorter_is_named(tmp_path, kind):
+    path = write(tmp_path, [{"messages": "m"}] * 3, kind)
+    end = blocks(path)[-1].end
+    assert blocks(path, end) == []
+    past = Position(end.at + 100, end.number + 100)
+    assert "shorter than when it was read before" in failure(path, start=past)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    items=st.lists(
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+            max_leaves=8,
+        ),
+        max_size=6,
+    ),
+    indent=st.sampled_from([None, 0, 2]),
+    is_ascii=st.booleans(),
+    target_bytes=st.integers(1, 40),
+)
+def test_arrays_give_their_items(tmp_path_factory, items, indent, is_ascii, target_bytes):
+    path = tmp_path_factory.mktemp("array") / "rows.json"
+    text = json.dumps(items, indent=indent, ensure_ascii=is_ascii)
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    whole = blocks(path, target_bytes=target_bytes)
+    assert values(rows_of(whole)) == items
+    for index, block in enumerate(whole):
+        assert rows_of(blocks(path, block.end, 7)) == rows_of(whole[index + 1 :])
 
 
 @pytest.mark.parametrize("target_bytes", [1, 3, 1 << 20])
@@ -324,3 +349,13 @@ def test_tables_without_rows_have_no_blocks(tmp_path):
     path = tmp_path / "rows.parquet"
     pq.write_table(table, path)
     assert blocks(path) == []
+
+
+def test_wrong_offsets_in_an_arrow_file_do_not_end_the_process(tmp_path):
+    path = write(tmp_path, [{"messages": "m" * 100}] * 5, "stream.arrow")
+    offsets = np.arange(0, 600, 100, dtype=np.int32).tobytes()
+    good = path.read_bytes()
+    assert good.count(offsets) == 1
+    bad = np.array([0, 100, 1 << 30, 300, 400, 500], dtype=np.int32).tobytes()
+    path.write_bytes(good.replace(offsets, bad))
+    assert "is cut or damaged after row 0" in failure(path)

@@ -6,7 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from megatron_hbp.corpus.row_values import OddValue
 from megatron_hbp.corpus.rows import (
     DETECT,
     MASKS,
@@ -489,3 +492,53 @@ def test_positions_show_rows_of_several_samples():
 )
 def test_reasons_of_token_rows(row, expected):
     assert reason(row).startswith(expected)
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-200, 10)
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(["", " ", "user", "assistant", "tool", "function_call", "[]", "{}", "text"])
+    | st.text(max_size=3)
+    | st.just(OddValue("date32"))
+)
+NAMES = st.sampled_from(["role", "from", "content", "value", "tool_calls", "loss", "type", "text"])
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+) | st.lists(st.integers(-100, 3), max_size=5).map(np.array)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    row=st.dictionaries(st.sampled_from(sorted(known_keys(RowKeys(text="text")))), VALUES),
+    keys=st.sampled_from(
+        [DETECT]
+        + [RowKeys(prompt_format=name) for name in ("text", "rendered")]
+        + [
+            RowKeys(**{name: key})
+            for name, key in zip(
+                ("messages", "prompt", "completion", "text", "tokens", "labels", "mask"),
+                ("messages", "prompt", "output", "text", "labels", "labels", "loss_mask"),
+                strict=True,
+            )
+        ]
+    ),
+)
+def test_no_row_is_more_than_a_row_error(row, keys):
+    try:
+        found = parse_row(row, keys)
+    except RowError as error:
+        assert str(error)  # noqa: PT017
+        return
+    if isinstance(found, Chat):
+        assert len(found.messages) == len(found.trained)
+        assert all(isinstance(message["content"], str) for message in found.messages)
+        assert any(message["role"] == "assistant" for message in found.messages)
+    elif isinstance(found, Passage):
+        assert found.completion.strip()
+    else:
+        assert found.mask[1:].any()
