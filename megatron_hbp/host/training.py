@@ -8,6 +8,7 @@ from megatron.core import mpu
 from megatron.training import get_args, print_rank_0
 
 from megatron_hbp.config import HbpConfig
+from megatron_hbp.corpus.joint import JointCorpus
 from megatron_hbp.corpus.store import Corpus
 from megatron_hbp.dataset import HbpDataset
 from megatron_hbp.host.aux_scale import AuxScale
@@ -27,7 +28,7 @@ class HbpTraining:
         self,
         config: HbpConfig,
         plan: Plan,
-        corpus: Corpus,
+        corpus: Corpus | JointCorpus,
         valid: tuple[Plan, Corpus] | None,
         aux_scale: AuxScale | None,
         start: Start,
@@ -65,7 +66,7 @@ class HbpTraining:
             with_labels=last,
         )
         if self._forward is None:
-            check_same_plan(self._plan)
+            check_same_plan(self._plan, None if self._valid is None else self._valid[0])
             self._forward = ForwardStep(
                 self._plan,
                 create_cp_groups(level.cp_size for level in self._plan.levels),
@@ -94,20 +95,24 @@ class HbpTraining:
         return self._forward(data_iterator, model)
 
 
-def check_same_plan(plan: Plan) -> None:
+def check_same_plan(plan: Plan, valid: Plan | None) -> None:
     """Ends every rank with one line when ranks hold different plans. One all-gather."""
-    mine = plan.hash()
     device = torch.cuda.current_device()
-    value = torch.tensor([int(mine[:15], 16)], dtype=torch.int64, device=device)
+    value = torch.tensor(
+        [0 if p is None else int(p.hash()[:15], 16) for p in (plan, valid)],
+        dtype=torch.int64,
+        device=device,
+    )
     everyone = [torch.empty_like(value) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, value)
-    other = [rank for rank, v in enumerate(everyone) if int(v) != int(everyone[0])]
-    if other:
-        error = (
-            f"ranks {other[:8]} hold another plan than rank 0 does; name one --hbp-plan, or a "
-            "--hbp-plan-cache that all ranks share"
-        )
-        end_every_rank(ValueError(error))
+    for place, word in enumerate(("", "validation ")):
+        other = [r for r, held in enumerate(everyone) if held[place] != everyone[0][place]]
+        if other:
+            error = (
+                f"ranks {other[:8]} hold another {word}plan than rank 0 does: the corpus, the "
+                "--hbp-plan or the release differs between nodes; copy the same to all of them"
+            )
+            end_every_rank(ValueError(error))
 
 
 def _iterate(dataset: HbpDataset, sampler: Any, args: Any) -> Any:

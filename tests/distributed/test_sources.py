@@ -47,3 +47,35 @@ def test_an_epoch_takes_each_corpus_as_often_as_its_weight(cluster, tmp_path):
     assert read == [
         EPOCHS * int(weight) * len(part) for weight, part in zip(WEIGHTS, lens, strict=True)
     ]
+
+
+def _on_two_nodes(cluster, tmp_path, valid_seeds):
+    """Each rank has its own copy of the corpora; plans lie in it, so each rank makes its own."""
+    own = []
+    for rank, seed in enumerate(valid_seeds):
+        node = tmp_path / f"node{rank}"
+        handmade.random_corpus(node / "train", [20, 31, 9, 12] * 4)
+        handmade.random_corpus(node / "valid", [10, 20, 30], seed=seed)
+        own.append(["--hbp-corpus", str(node / "train"), "--hbp-valid-corpus", str(node / "valid")])
+    argv = [*flags.COMMON, *flags.SIZE, *flags.GQA, "--num-layers", "2", "--train-iters", "2"]
+    argv += ["--seq-length", str(BUDGET), "--global-batch-size", str(RANKS)]
+    argv += ["--hbp-level", f"{BUDGET}:1"]
+    return cluster.run(RANKS, "tests.distributed.jobs_nodes:train", argv=argv, own=own)
+
+
+def test_br_k02_nodes_with_folders_of_their_own_train(cluster, tmp_path):
+    results = _on_two_nodes(cluster, tmp_path, valid_seeds=(5, 5))
+    assert len(results[0]["losses"]) == 2
+    assert results[0]["losses"] == results[1]["losses"]
+    made = [sorted(p.name for p in tmp_path.glob(f"node{r}/*/plans/*")) for r in range(RANKS)]
+    assert made[0] == made[1]
+    assert len(made[0]) == 2
+
+
+def test_nodes_with_other_corpora_are_told_apart(cluster, tmp_path):
+    results = _on_two_nodes(cluster, tmp_path, valid_seeds=(5, 6))
+    assert [result["error"] for result in results] == ["1", "1"]  # the code each rank ends with
+    assert (
+        "megatron_hbp: error: ranks [1] hold another validation plan than rank 0 does: the corpus, "
+        "the --hbp-plan or the release differs between nodes; copy the same to all of them\n"
+    ) in results[0]["printed"]
