@@ -133,7 +133,7 @@ def _text(plan: Plan, document: dict[str, Any]) -> str:
         ["trained of the parent", plan.parent_steps, document["sequences_trained"]],
         [f"epoch {plan.first_epoch}, {rest}", steps[0], document["sequences_first_epoch"]],
         [
-            f"{plan.epochs - 1} whole epochs after it",
+            f"epochs after it, {plan.epochs - 1} of them",
             sum(steps[1:]),
             document["sequences_to_come"] - document["sequences_first_epoch"],
         ],

@@ -91,7 +91,8 @@ def check_plan(plan: Plan, shape: RunShape) -> None:
     if plan.num_ranks != shape.num_ranks:
         raise ValueError(
             f"the plan is for {plan.num_ranks} ranks, the run has {shape.num_ranks} (world size / "
-            f"(TP x PP)); plan again with --ranks {shape.num_ranks}"
+            f"(TP x PP)); plan again with --ranks {shape.num_ranks}, after a checkpoint with "
+            "`hbp replan`"
         )
     if plan.num_microbatches != shape.num_microbatches:
         raise ValueError(
