@@ -78,41 +78,40 @@ def read_arrow(
     path: Path, start: int, columns: frozenset[str] | None
 ) -> Iterator[tuple[pa.RecordBatch, float]]:
     """Yields (batch, share of the file read so far), from row `start` on; batches of any size."""
-    with pa.memory_map(str(path)) as source:
-        is_file = source.read(6) == b"ARROW1"
-        source.seek(0)
-        if not is_file:
-            _check_end(path)
-        reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-        row = 0
-        batches = _batches_of_file(reader) if is_file else reader
-        for index, batch in enumerate(batches, start=1):
-            skipped = min(max(start - row, 0), batch.num_rows)
-            row += batch.num_rows
-            if skipped < batch.num_rows:
-                names = batch.schema.names
-                chosen = batch.select(_chosen(names, columns))
-                chosen.validate(full=True)  # a wrong offset would end the process
-                chosen = chosen.slice(skipped)
-                total = reader.num_record_batches if is_file else source.size()
-                share = (index if is_file else source.tell()) / total
-                yield _with_all_names(chosen, names), share
-        if row < start:
-            raise ValueError(_SHORTER)
-        if not is_file and source.tell() < source.size():
-            raise ValueError(f"more data after the end of the stream, at byte {source.tell()}")
+    with path.open("rb") as file:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    source = pa.BufferReader(pa.py_buffer(content))
+    is_file = content[:6] == b"ARROW1"
+    if not is_file:
+        _check_end(content)
+    reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+    row = 0
+    batches = _batches_of_file(reader) if is_file else reader
+    for index, batch in enumerate(batches, start=1):
+        skipped = min(max(start - row, 0), batch.num_rows)
+        row += batch.num_rows
+        if skipped < batch.num_rows:
+            names = batch.schema.names
+            chosen = batch.select(_chosen(names, columns))
+            chosen.validate(full=True)  # a wrong offset would end the process
+            share = index / reader.num_record_batches if is_file else source.tell() / len(content)
+            yield _with_all_names(chosen.slice(skipped), names), share
+            content.madvise(mmap.MADV_DONTNEED)  # pages that were read count as our memory
+    if row < start:
+        raise ValueError(_SHORTER)
+    if not is_file and source.tell() < len(content):
+        raise ValueError(f"more data after the end of the stream, at byte {source.tell()}")
 
 
 def _batches_of_file(reader: Any) -> Iterator[pa.RecordBatch]:
     return map(reader.get_batch, range(reader.num_record_batches))
 
 
-def _check_end(path: Path) -> None:
+def _check_end(content: mmap.mmap) -> None:
     """A reader takes a stream that was cut between two batches for a whole one."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        is_old = content[:4] != _END_OF_STREAM[:4]  # before Arrow 0.15; its end mark is optional
-        if not is_old and content[-8:] != _END_OF_STREAM:
-            raise ValueError("the mark that ends a stream is missing")
+    is_old = content[:4] != _END_OF_STREAM[:4]  # before Arrow 0.15; its end mark is optional
+    if not is_old and content[-8:] != _END_OF_STREAM:
+        raise ValueError("the mark that ends a stream is missing")
 
 
 def _chosen(names: list[str], columns: frozenset[str] | None) -> list[str]:
