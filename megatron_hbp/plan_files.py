@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from megatron_hbp.arrays import load_array
+
 
 def save_folder(
     target: Path,
@@ -72,7 +74,7 @@ def load_document(folder: Path, format_version: int) -> dict[str, Any]:
 def load_arrays(folder: Path, names: Sequence[str], optional: Sequence[str]) -> dict[str, Any]:
     """The arrays, memory-mapped; an optional one only where its file is there."""
     return {
-        name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        name: load_array(folder / f"{name}.npy")
         for name in names
         if name not in optional or (folder / f"{name}.npy").exists()
     }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from megatron_hbp.arrays import load_array
 from megatron_hbp.corpus.joint import corpus_paths, open_corpora, weighted_sources
 from megatron_hbp.packing import check_lengths
 
@@ -75,8 +76,8 @@ def read_input(
 
 def _load_array(flag: str, path: str) -> np.ndarray:
     try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        array = load_array(path, mapped=False)
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"{flag} {path} cannot be read ({error}); make it with "
             "numpy.save(file, a), a being a one-dimensional int32 or int64 array"

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from megatron_hbp.arrays import load_array
 from megatron_hbp.corpus.document import ARRAYS, damaged_error, read_document
 from megatron_hbp.corpus.indexed_files import IndexedFiles, file_hash
 
@@ -71,10 +72,7 @@ class Corpus:
         try:
             tokens = IndexedFiles.open(folder / "tokens")
             mask = IndexedFiles.open(folder / "mask")
-            arrays = {
-                name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-                for name in ARRAYS
-            }
+            arrays = {name: load_array(folder / f"{name}.npy") for name in ARRAYS}
         except (OSError, ValueError, EOFError) as error:
             raise damaged_error(folder, str(error)) from None
         if {len(tokens.lengths), len(mask.lengths), *map(len, arrays.values())} != {info["rows"]}:
