@@ -12,8 +12,6 @@ Guarantees:
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,50 +20,55 @@ from megatron_hbp.corpus.rows import RowError
 from megatron_hbp.corpus.template import RenderedChat
 from megatron_hbp.corpus.tokenizer import Place, Tokenizer
 
-
-class Part(NamedTuple):
-    """content: a control token's id, or plain text."""
-
-    content: int | str
-    place: Place
-    trained: bool
+# (a control token's id, or plain text; where it stands; whether it is trained)
+Part = tuple[int | str, Place, bool]
 
 
-def split(chat: RenderedChat) -> Iterator[Part]:
-    """Yields the parts of a chat in order, none of them empty."""
+def split(chat: RenderedChat) -> list[Part]:
+    """The parts of a chat in order, none of them empty."""
     text = chat.text
+    hidden = BREAK in text
     edges = [edge for span in chat.spans for edge in span]  # trained between even and odd entries
+    parts: list[Part] = []
     place = Place.START
     position = 0
-    for start, end, match in (
-        *((match.outer_start, match.start, match) for match in chat.matches),
-        (len(text), len(text), None),
-    ):
-        if position < start:
-            inner = edges[bisect_right(edges, position) : bisect_left(edges, start)]
-            for stop in (*inner, start):
-                if position < stop:
-                    trained = bisect_right(edges, position) % 2 == 1
-                    yield Part(reveal(text[position:stop]), place, trained)
-                    place = Place.AFTER_TEXT
-                    position = stop
-        if match is not None:
-            yield Part(match.token.id, place, bisect_right(edges, end) % 2 == 1)
-            place = Place.AFTER_CONTROL_TOKEN
-            position = match.outer_end
+
+    def add_text(start: int, end: int) -> None:
+        nonlocal place
+        low = bisect_right(edges, start)
+        for number, edge in enumerate((*edges[low : bisect_left(edges, end)], end), start=low):
+            if start < edge:
+                piece = text[start:edge]
+                parts.append((reveal(piece) if hidden else piece, place, number % 2 == 1))
+                place = Place.AFTER_TEXT
+                start = edge
+
+    for match in chat.matches:
+        if position < match.outer_start:
+            add_text(position, match.outer_start)
+        parts.append((match.token.id, place, bisect_right(edges, match.start) % 2 == 1))
+        place = Place.AFTER_CONTROL_TOKEN
+        position = match.outer_end
+    if position < len(text):
+        add_text(position, len(text))
     if chat.tail_id is not None:
-        yield Part(chat.tail_id, place, True)
+        parts.append((chat.tail_id, place, True))
+    return parts
 
 
 def encode_chats(
     chats: Sequence[RenderedChat], tokenizer: Tokenizer
 ) -> list[tuple[np.ndarray, np.ndarray] | RowError]:
     """(tokens int32 [n], mask uint8 [n]) of each chat, or why it cannot be used."""
-    parts = [list(split(chat)) for chat in chats]
-    plain = [part for part in chain(*parts) if isinstance(part.content, str)]
-    encoded = iter(
-        tokenizer.encode([str(part.content) for part in plain], [part.place for part in plain])
-    )
+    parts = [split(chat) for chat in chats]
+    texts: list[str] = []
+    places: list[Place] = []
+    for chat_parts in parts:
+        for content, place, _ in chat_parts:
+            if isinstance(content, str):
+                texts.append(content)
+                places.append(place)
+    encoded = iter(tokenizer.encode(texts, places))
     return [
         _encoded(chat, chat_parts, encoded, tokenizer)
         for chat, chat_parts in zip(chats, parts, strict=True)
@@ -76,24 +79,26 @@ def _encoded(
     chat: RenderedChat, parts: list[Part], encoded: Iterator[list[int]], tokenizer: Tokenizer
 ) -> tuple[np.ndarray, np.ndarray] | RowError:
     ids: list[int] = []
-    runs: list[int] = []
+    edges: list[int] = []  # where training starts and stops, in tokens
     hidden = BREAK in chat.text
     leaks = False
-    for part in parts:
-        before = len(ids)
-        if isinstance(part.content, int):
-            ids.append(part.content)
+    for content, _, trained in parts:
+        if trained != len(edges) % 2:
+            edges.append(len(ids))
+        if isinstance(content, int):
+            ids.append(content)
         else:
             part_ids = next(encoded)
             ids += part_ids
             leaks |= hidden and not tokenizer.control_tokens.ids.isdisjoint(part_ids)
-        runs.append(len(ids) - before)
     if leaks:
         return RowError(
             "control token in content",
             "control token in content: the tokenizer cannot encode its text as plain text",
         )
-    mask = np.repeat(np.array([part.trained for part in parts], dtype=np.uint8), runs)
+    mask = np.zeros(len(ids), dtype=np.uint8)
+    for start, end in zip(edges[::2], [*edges[1::2], len(ids)], strict=False):
+        mask[start:end] = 1
     return _with_one_start(np.fromiter(ids, np.int32, len(ids)), mask, tokenizer)
 
 

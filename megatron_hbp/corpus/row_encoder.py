@@ -75,6 +75,11 @@ class RowEncoder:
         self._template = ChatTemplate(
             recipe.template, tokenizer.variables, tokenizer.control_tokens
         )
+        end_token = self._template.end_token
+        ends = {recipe.end_id}
+        if end_token is not None:
+            ends.add(tokenizer.control_tokens.by_text[end_token].id)
+        self._end_ids = frozenset(ends)
         self._dtype = token_dtype(tokenizer.vocab_size)
 
     def __call__(self, block: Block) -> EncodedBlock:
@@ -126,7 +131,8 @@ class RowEncoder:
             if isinstance(parsed, Chat):
                 return self._template.render(parsed)
             if isinstance(parsed, Passage):
-                return render_passage(parsed, recipe.tokenizer.control_tokens, recipe.end_id)
+                control_tokens = recipe.tokenizer.control_tokens
+                return render_passage(parsed, control_tokens, self._end_ids, recipe.end_id)
         except RowError as error:
             return error
         return parsed

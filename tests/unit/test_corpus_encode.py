@@ -157,7 +157,7 @@ def test_parts_of_a_chat():
     text = "ab<s>cdef<s>"
     matches = list(ControlTokens({"<s>": ControlToken(7)}).find(text))
     parts = split(RenderedChat(text, [(1, 2), (6, 12)], matches))
-    assert [(p.content, p.place, p.trained) for p in parts] == [
+    assert parts == [
         ("a", Place.START, False),
         ("b", Place.AFTER_TEXT, True),
         (7, Place.AFTER_TEXT, False),

@@ -261,7 +261,7 @@ def test_command(tmp_path, tokenizer, capsys):
     printed = capsys.readouterr().out
     assert "rows        3 in = 2 kept + 1 rejected" in printed
     assert "reason    1  no answer" in printed
-    assert "13 trained" in printed
+    assert "trained     13 of" in printed
     assert "template    the tokenizer's own" in printed
     assert "p50 " in printed
     assert f"rows that lost something are listed in {output}/rejects.jsonl" in printed

@@ -120,9 +120,9 @@ def test_a_generation_prompt_that_is_not_how_answers_start():
     )
 
 
-def test_a_prompt_that_depends_on_the_answer():
+def test_a_start_of_the_text_that_depends_on_the_answer():
     source = "{{ messages | length }}" + CHATML
-    assert "mask cannot be derived: message 2" in refusal(source, chat("ua"))
+    assert render(source, chat("ua"))[1] == ["a1<|im_end|>"]
 
 
 BLOCKS = (
