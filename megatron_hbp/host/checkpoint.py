@@ -20,7 +20,16 @@ from megatron.training.checkpointing import (
     get_load_checkpoint_path_by_args,
     read_metadata,
 )
+from torch.distributed.checkpoint.api import CheckpointException
 
+_UNREADABLE = (
+    CheckpointingException,
+    CheckpointException,  # torch's, of which no other class is a base but BaseException
+    OSError,
+    RuntimeError,
+    EOFError,
+    pickle.PickleError,
+)
 _NON_PERSISTENT = "non_persistent"  # the host's folder inside --load
 
 
@@ -55,9 +64,11 @@ def checkpoint_to_load(args: Any) -> Checkpoint | None:
         return Checkpoint(path)
     try:
         state = load_common_state_dict(path)
-    except (CheckpointingException, OSError, RuntimeError, EOFError, pickle.PickleError) as error:
+    except _UNREADABLE as error:
+        reason = str(error).strip().splitlines()[-1:]
         raise ValueError(
-            f"the checkpoint {path} cannot be read ({error}); load an earlier one with --ckpt-step"
+            f"the checkpoint {path} cannot be read ({''.join(reason)}); load another one with "
+            "--ckpt-step"
         ) from None
     return Checkpoint(
         path=path,
