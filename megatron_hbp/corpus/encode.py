@@ -61,14 +61,15 @@ def encode_chats(
 ) -> list[tuple[np.ndarray, np.ndarray] | RowError]:
     """(tokens int32 [n], mask uint8 [n]) of each chat, or why it cannot be used."""
     parts = [split(chat) for chat in chats]
-    texts: list[str] = []
-    places: list[Place] = []
-    for chat_parts in parts:
-        for content, place, _ in chat_parts:
-            if isinstance(content, str):
-                texts.append(content)
-                places.append(place)
-    encoded = iter(tokenizer.encode(texts, places))
+    found: dict[tuple[str, Place], int] = {}  # role headers and the like occur again and again
+    numbers = [
+        found.setdefault((content, place), len(found))
+        for chat_parts in parts
+        for content, place, _ in chat_parts
+        if isinstance(content, str)
+    ]
+    ids = tokenizer.encode([text for text, _ in found], [place for _, place in found])
+    encoded = map(ids.__getitem__, numbers)
     return [
         _encoded(chat, chat_parts, encoded, tokenizer)
         for chat, chat_parts in zip(chats, parts, strict=True)

@@ -1,7 +1,8 @@
 """Messages of a chat, in one form from many.
 
 A message has a role and a content (or ShareGPT's from and value), optionally tool_calls,
-reasoning_content and name. An assistant message with `"loss": false` is context only.
+reasoning_content and name. An assistant message with `"loss": false` or `"weight": 0`
+is context only.
 
 Guarantees:
 - a missing, null or empty content are the same;
@@ -28,7 +29,8 @@ class Chat:
     """messages: dicts with a known role and a text content, at least one of them an answer.
 
     tools: what the chat template gets as `tools`. trained: per message, whether it is an answer to
-    train on (an assistant message that says something and is not marked `"loss": false`).
+    train on (an assistant message that says something and is not marked `"loss": false` or
+    `"weight": 0`).
     """
 
     messages: list[dict[str, Any]]
@@ -52,6 +54,7 @@ def read_chat(messages: Any, tools: Any, *, name: str = "messages", num_context:
         has_answer |= is_answer
         trained.append(is_answer and _is_to_train(message))
         message.pop("loss", None)
+        message.pop("weight", None)
         chat.append(message)
     if not has_answer:
         raise RowError("no answer", "no answer: no message has the role assistant")
@@ -154,7 +157,10 @@ def _read_tools(tools: Any) -> list[Any] | None:
 
 
 def _is_to_train(answer: dict[str, Any]) -> bool:
-    if answer.get("loss", True) is False:
+    weight = answer.get("weight", 1)
+    if weight not in (0, 1, None):
+        raise RowError("weight is not 0 or 1", f"weight {weight} of an answer is neither 0 nor 1")
+    if answer.get("loss", True) is False or weight == 0:
         return False
     return bool(
         answer["content"].strip() or answer.get("tool_calls") or answer.get("reasoning_content")

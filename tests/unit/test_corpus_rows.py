@@ -22,6 +22,7 @@ from megatron_hbp.corpus.rows import (
     known_keys,
     parse_row,
 )
+from tests.unit.corpus_samples import chat
 
 
 def parse(row, keys=DETECT):
@@ -542,3 +543,19 @@ def test_no_row_is_more_than_a_row_error(row, keys):
         assert found.completion.strip()
     else:
         assert found.mask[1:].any()
+
+
+@pytest.mark.parametrize(("weight", "trained"), [(0, False), (0.0, False), (1, True), (None, True)])
+def test_an_answer_of_weight_0_is_context(weight, trained):
+    messages = chat("uaua")["messages"]
+    messages[1]["weight"] = weight
+    parsed = parse_row(json.dumps({"messages": messages}).encode())
+    assert parsed.trained == [False, trained, False, True]
+    assert "weight" not in parsed.messages[1]
+
+
+def test_other_weights_of_an_answer_are_refused():
+    messages = chat("ua")["messages"]
+    messages[1]["weight"] = 0.5
+    with pytest.raises(RowError, match=r"weight 0\.5 of an answer is neither 0 nor 1"):
+        parse_row(json.dumps({"messages": messages}).encode())
