@@ -130,7 +130,7 @@ def _watch(process: subprocess.Popen, name: str, step_log: Path, plan: Plan) -> 
         task = progress.add_task(f"train {name}", total=plan.num_steps)
         while process.poll() is None:
             if step_log.exists():
-                progress.update(task, completed=len(step_log.read_text().splitlines()))
+                progress.update(task, completed=step_log.read_text().count('"step"'))
             time.sleep(0.5)
         if process.returncode == 0:
             progress.update(task, completed=plan.num_steps)

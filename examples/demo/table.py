@@ -52,7 +52,7 @@ def planned(plan: Plan, flops: tuple[float, float], num_trained: np.ndarray) -> 
 def measured(step_log: Path, log: Path) -> Measured:
     """Reads every rank's step log; every rank must have logged the same steps."""
     ranks = [
-        [json.loads(line) for line in path.read_text().splitlines()]
+        [line for line in map(json.loads, path.read_text().splitlines()) if "step" in line]
         for path in sorted(step_log.glob("rank-*.jsonl"))
     ]
     assert len({len(rank) for rank in ranks}) == 1, "ranks logged different numbers of steps"

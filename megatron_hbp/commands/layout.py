@@ -69,4 +69,4 @@ def run_alignment(namespace: argparse.Namespace, levels: tuple[Level, ...]) -> A
 
 def names_alignment(namespace: argparse.Namespace) -> bool:
     """Whether a flag says anything about the multiples of the run."""
-    return bool(namespace.tp or namespace.sequence_parallel or namespace.fp8_recipe)
+    return bool(namespace.tp is not None or namespace.sequence_parallel or namespace.fp8_recipe)

@@ -118,17 +118,28 @@ def _loaded(plan, corpus, consumed=0, **loader):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:This process")
+@pytest.mark.parametrize("consumed", range(1, 15))
+def test_br_j06_every_resume_point_with_two_workers(consumed):
+    corpus = random_memory_corpus([8] * 10)
+    plan = _one_sequence_a_pack(10, 2, 3)
+    whole = _loaded(plan, corpus)
+    assert len(whole) == 15
+    assert _loaded(plan, corpus, consumed=consumed, num_workers=2) == whole[consumed:]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:This process")
 def test_br_j09_order_does_not_depend_on_workers():
-    """0, 1 and 4 workers, persistent or not, whole and resumed in a later epoch (J06)."""
+    """0, 1 and 4 workers, persistent or not: the ids of all three epochs."""
     corpus = random_memory_corpus([8] * 10)
     plan = _one_sequence_a_pack(10, 2, 3)
     expected = _loaded(plan, corpus)
     assert [step for step, _, _ in expected] == list(range(15))
     first_epoch, second_epoch = expected[:5], expected[5:10]
     assert [tokens for *_, tokens in first_epoch] != [tokens for *_, tokens in second_epoch]
-    assert _loaded(plan, corpus, num_workers=1) == expected
-    assert _loaded(plan, corpus, num_workers=4, persistent_workers=True) == expected
-    assert _loaded(plan, corpus, consumed=7, num_workers=2) == expected[7:]
+    for num_workers in (1, 4):
+        for persistent in (False, True):
+            loader = {"num_workers": num_workers, "persistent_workers": persistent}
+            assert _loaded(plan, corpus, **loader) == expected
 
 
 def test_br_j10_processes_with_other_random_state_build_the_same_plan():
