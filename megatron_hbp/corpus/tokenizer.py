@@ -45,6 +45,9 @@ _SCRIPTS = "aZ09~\u00e9\u00df\u03bb\u0416\u05d0\u0639\u0905\u0e01\ud55c\u3042\u4
 _NO_LEADING_SPACE = b"\x1a\x02\x18\x00"
 
 
+_ERRORS_ONLY = 2  # a log level of SentencePiece
+
+
 class Place(Enum):
     """Where a part of a text stands; some tokenizers put a space before it accordingly."""
 
@@ -271,6 +274,7 @@ def _load_sentencepiece(path: Path) -> Tokenizer:
 class _SentencePieceEncoder:
     def __init__(self, model: bytes) -> None:
         self._model = model
+        sentencepiece.SetMinLogLevel(_ERRORS_ONLY)  # else odd pieces are told of by every process
         self.plain = sentencepiece.SentencePieceProcessor(model_proto=model)
         self._joined = sentencepiece.SentencePieceProcessor(model_proto=model + _NO_LEADING_SPACE)
 
