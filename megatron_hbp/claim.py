@@ -49,12 +49,13 @@ class Holder:
 class Claim:
     """The right of this process to build `target`; taken and released any number of times.
 
-    A process forked while the claim is held shares its lock: start workers before, or by spawn.
+    Processes forked while it is held have no part in it: they neither keep it alive nor release it.
     """
 
     def __init__(self, target: Path) -> None:
         self.file = target.with_name(f".{target.name}.claim")
         self._descriptor: int | None = None
+        self._pid = 0
         self._stop = threading.Event()
         self._beating: threading.Thread | None = None
         self._seen: tuple[int, Holder | None] | None = None  # inode, what it said
@@ -87,7 +88,8 @@ class Claim:
                 os.fchmod(descriptor, 0o666)  # other users of the folder may succeed this one
             _write(descriptor, _me(0))
             undo.pop_all()
-        self._descriptor = descriptor
+        self._descriptor, self._pid = descriptor, os.getpid()
+        _held.add(descriptor)
         self._stop.clear()
         self._beating = threading.Thread(target=self._beat, args=(descriptor,), daemon=True)
         self._beating.start()
@@ -96,7 +98,7 @@ class Claim:
     def release(self) -> None:
         """Frees the claim and removes its file."""
         descriptor, self._descriptor = self._descriptor, None
-        if descriptor is None:
+        if descriptor is None or self._pid != os.getpid():
             return
         self._stop.set()
         if self._beating is not None:
@@ -104,6 +106,7 @@ class Claim:
         with contextlib.suppress(OSError):
             if self._is_current(descriptor):
                 self.file.unlink()
+        _held.discard(descriptor)
         os.close(descriptor)
 
     def holder(self) -> Holder | None:
@@ -188,6 +191,19 @@ def built_once[T](
 
 def _waited_for(claim: Claim, seconds: float) -> str:
     return f"waited {seconds:.0f} s for {claim.holder() or 'another process'}"
+
+
+_held: set[int] = set()
+
+
+def _close_in_child() -> None:
+    """A lock lasts until all copies of its descriptor are closed, so a child closes its own."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _lock(descriptor: int) -> bool | None:

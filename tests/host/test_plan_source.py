@@ -368,6 +368,7 @@ def test_kill_9_of_the_builder_lets_another_plan_at_once(corpus, tmp_path, build
     victim = SPAWN.Process(
         target=plan_runs.one_rank,
         args=(config([corpus], cache), 0, traces, 600.0, tmp_path / "answer"),
+        daemon=True,
     )
     victim.start()
     while not list(traces.iterdir()):
@@ -457,6 +458,14 @@ def test_what_contradicts_the_plan_is_refused(corpus, other, tmp_path, changes, 
     corpora = [str(tmp_path / name) for name in names]
     with pytest.raises(ValueError, match=message):
         plan_of(config(corpora, plan=saved, level=(), **changes))
+
+
+def test_corpora_made_anew_in_the_same_folders_are_others(corpus, other, tmp_path):
+    saved = _saved(tmp_path, [corpus, other])
+    shutil.rmtree(other)
+    plan_runs.write(tmp_path / "other", [33, 50, 90], seed=2)
+    with pytest.raises(ValueError, match=r"was made from another corpus than \S+corpus, \S+other "):
+        plan_of(config([], plan=saved, level=()))
 
 
 def test_a_weight_against_a_plan_without(corpus, tmp_path):

@@ -59,6 +59,19 @@ def test_built_once_and_the_claim_is_gone(tmp_path):
     assert Claim(target).holder() is None
 
 
+def test_what_appears_between_two_looks_is_not_built_again(tmp_path):
+    looks = iter([None, "new"])
+    found = built_once(
+        tmp_path / "thing",
+        lambda: next(looks),
+        lambda: pytest.fail("built"),
+        timeout_seconds=1.0,
+        time_out=_time_out,
+    )
+    assert found == "new"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_error_of_the_builder_frees_the_claim(tmp_path):
     target = tmp_path / "thing"
 
@@ -172,7 +185,7 @@ def _hang(target: Path) -> None:
 def test_kill_9_of_the_builder_lets_another_take_over_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(claim, "_STALE_SECONDS", 1e9)  # its sign of life is not what tells
     target = tmp_path / "thing"
-    victim = SPAWN.Process(target=_hang, args=(target,))
+    victim = SPAWN.Process(target=_hang, args=(target,), daemon=True)
     victim.start()
     waiting = Claim(target)
     while waiting.holder() is None:
@@ -184,6 +197,38 @@ def test_kill_9_of_the_builder_lets_another_take_over_at_once(tmp_path, monkeypa
     assert waiting.file.exists()  # the dead leave their file
     assert _get(target, lambda: target.write_text("new") and None) == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["thing"]
+
+
+def _hang_with_a_child(target: Path, note: Path) -> None:
+    claimed = Claim(target)
+    assert claimed.take()
+    child = os.fork()
+    if child == 0:
+        claimed.release()  # of its parent's claim: does nothing
+        note.with_suffix(".tmp").write_text(str(os.getpid()))
+        note.with_suffix(".tmp").rename(note)
+    time.sleep(600)
+
+
+def test_a_forked_child_has_no_part_in_the_claim(tmp_path):
+    target, note = tmp_path / "thing", tmp_path / "child"
+    victim = SPAWN.Process(target=_hang_with_a_child, args=(target, note), daemon=True)
+    victim.start()
+    deadline = time.monotonic() + 60
+    while not note.exists():  # the child did its worst
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    waiting = Claim(target)
+    assert waiting.file.exists()
+    assert not waiting.take()
+    assert victim.pid is not None
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.join()
+    try:
+        assert waiting.take()  # although the child lives
+    finally:
+        os.kill(int(note.read_text()), signal.SIGKILL)
+    waiting.release()
 
 
 def _as_other_host(target: Path, beat: int) -> None:
