@@ -49,6 +49,8 @@ class HbpTraining:
         Ends every rank with one line when the checkpoint is not one of this plan.
         """
         args: Any = get_args()
+        if self._forward is None:
+            check_same_plan(self._plan, None if self._valid is None else self._valid[0])
         try:
             consumed = consumed_steps(args, self._plan, self._start)
             sampler = MicrobatchSampler(self._plan, consumed)
@@ -66,7 +68,6 @@ class HbpTraining:
             with_labels=last,
         )
         if self._forward is None:
-            check_same_plan(self._plan, None if self._valid is None else self._valid[0])
             self._forward = ForwardStep(
                 self._plan,
                 create_cp_groups(level.cp_size for level in self._plan.levels),

@@ -128,6 +128,12 @@ CASES: dict[str, tuple[str, dict[str, int], str]] = {
         {},
         r"--step-batch-size-schedule is not supported with HBP: a plan has one batch size",
     ),
+    "override_ckpt_iteration": (
+        f"{PLAN} --override-ckpt-iteration 3",
+        {},
+        r"--override-ckpt-iteration is not supported with HBP: it would train samples twice or skip"
+        r" them; leave it out",
+    ),
     "multi_token_prediction": (
         f"{PLAN} --mtp-num-layers 1",
         {},

@@ -11,6 +11,8 @@ from megatron.training import training as host_training
 
 from megatron_hbp.host import pretrain_gpt
 from megatron_hbp.host.forward import ForwardStep
+from megatron_hbp.host.training import check_same_plan
+from megatron_hbp.plan import Plan
 from tests.distributed.jobs import Recorder
 
 
@@ -168,6 +170,20 @@ def printed_error(argv: list[str]) -> dict[str, Any]:
             return {"code": 1, "error": stop.code + "\n"}
         lines = errors.getvalue().splitlines(keepends=True)
         return {"code": stop.code, "error": lines[-1] if lines else ""}
+    return {"code": 0, "error": ""}
+
+
+def compare_plans(folders: list[str], training_too: bool) -> dict[str, Any]:
+    """What start-up does when rank r holds the plan in folders[r], as its validation plan too."""
+    torch.distributed.init_process_group("gloo")
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            plans = [Plan.load(folder) for folder in folders]
+            mine = plans[torch.distributed.get_rank()]
+            check_same_plan(mine if training_too else plans[0], mine)
+    except SystemExit as stop:
+        return {"code": stop.code, "error": errors.getvalue()}
     return {"code": 0, "error": ""}
 
 

@@ -205,3 +205,44 @@ def test_a_checkpoint_without_a_plan_is_refused(runs):
     assert len(on[0]["losses"]) == runs.new.num_steps - 3
     assert on[0]["learning_rates"][-1] == 1e-4
     assert sorted(_logged_ids(log, runs.new)) == sorted(runs.new.sequence_ids.tolist())
+
+
+def test_ranks_with_other_plans_end_in_one_line(runs):
+    def ended(*names: str, training_too: bool = True):
+        return runs.cluster.run(
+            len(names),
+            "tests.distributed.jobs_recorded:compare_plans",
+            folders=[str(runs.folder / name) for name in names],
+            training_too=training_too,
+        )
+
+    assert {result["code"] for result in ended("plan", "plan")} == {0}
+    results = ended("plan", "plan", "new")
+    assert [result["code"] for result in results] == [1, 1, 1]
+    assert results[0]["error"] == (
+        "megatron_hbp: error: ranks [2] hold another plan than rank 0 does: the corpus, the "
+        "--hbp-plan or the release differs between nodes; copy the same to all of them\n"
+    )
+    (error, *_) = (r["error"] for r in ended("plan", "new", "plan", training_too=False))
+    assert error.startswith("megatron_hbp: error: ranks [1] hold another validation plan than ")
+    assert results[1]["error"] == results[2]["error"] == ""
+
+
+@pytest.mark.slow
+def test_tensor_and_pipeline_ranks_log_each_pack_once(runs, capsys):
+    """TP 2 x PP 2 x 2 ranks: the log of the last stage proves the plan."""
+    log = runs.folder / "tp_pp_log"
+    _hbp(
+        *("plan", "--corpus", runs.folder / "corpus", "--level", "32:1", "--level", "64:2"),
+        *("--ranks", 2, "--microbatches", 2, "--stages", 2, "--tp", 2, "--sequence-parallel"),
+        *("--output", runs.folder / "tp_pp"),
+    )
+    argv = [*flags.COMMON, *flags.SIZE, *flags.GQA, "--seq-length", str(BUDGET)]
+    argv += ["--tensor-model-parallel-size", "2", "--sequence-parallel"]
+    argv += ["--pipeline-model-parallel-size", "2", "--global-batch-size", "4"]
+    argv += ["--hbp-plan", str(runs.folder / "tp_pp"), "--hbp-step-log", str(log)]
+    runs.cluster.run(8, "tests.distributed.jobs_recorded:printed_error", argv=argv)
+    assert len(list(log.iterdir())) == 4
+    capsys.readouterr()
+    _hbp("audit", runs.folder / "tp_pp", "--step-log", log)
+    assert f"epoch 0: {len(LENS)} of {len(LENS)} sequences" in capsys.readouterr().out
