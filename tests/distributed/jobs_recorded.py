@@ -2,7 +2,12 @@
 
 import contextlib
 import io
+import os
+import signal
 import sys
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -154,6 +159,24 @@ def train(
         if stop.code:  # not the host's --exit-interval
             return {"error": str(stop)}
     return recorder.result() | {"output": output.getvalue()}
+
+
+def train_and_die(argv: list[str], log: str, steps: int, victim: int, seconds: float) -> None:
+    """Trains; `seconds` after its own file in `log` has got `steps` more steps, a rank kills itself
+    with SIGKILL.
+    """
+    file = Path(log) / f"rank-{victim:05d}.jsonl"
+    before = file.read_text().count('"step"') if file.exists() else 0
+
+    def watch() -> None:
+        while not file.exists() or file.read_text().count('"step"') < before + steps:
+            time.sleep(0.002)
+        time.sleep(seconds)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if int(os.environ["RANK"]) == victim:
+        threading.Thread(target=watch, daemon=True).start()
+    train(argv)
 
 
 def printed_error(argv: list[str]) -> dict[str, Any]:

@@ -84,6 +84,8 @@ def test_save_and_load(plan, tmp_path):
     assert list(folder.parent.iterdir()) == [folder]  # no scratch folder stays
     loaded = Plan.load(folder)
     assert loaded.hash() == plan.hash()
+    assert (plan.folder, loaded.folder) == (None, folder)
+    assert plan.slots_per_step == 16
     for field in dataclasses.fields(Plan):
         found, wanted = getattr(loaded, field.name), getattr(plan, field.name)
         if wanted is not None and field.name in ARRAYS:
