@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "assembly.h"
 #include "balance.h"
 #include "filling.h"
 #include "mixing.h"
@@ -433,10 +434,112 @@ void DefineForIds(py::module_& module) {
              "int64 [groups, classes]: tokens by group of packs and class of length and source.");
 }
 
+// The part of a pack, checked.
+hbp::Part PackPart(const Array<int32_t>& bounds, const Array<int64_t>& lengths, int64_t low,
+                   int64_t size) {
+  RequireVector(bounds, "bounds");
+  RequireVector(lengths, "lengths");
+  const int64_t num_documents = bounds.size() - 1;
+  Require(num_documents >= 1 && bounds.at(0) == 0, "bounds must start at 0 and name a document");
+  Require(lengths.size() <= num_documents, "there must be a document for each sequence");
+  for (int64_t d = 0; d < num_documents; ++d) {
+    Require(bounds.at(d) < bounds.at(d + 1), "bounds must rise");
+  }
+  for (int64_t d = 0; d < lengths.size(); ++d) {
+    Require(lengths.at(d) >= 1 && lengths.at(d) <= bounds.at(d + 1) - bounds.at(d),
+            "a sequence must fit its document");
+  }
+  Require(low >= 0 && size >= 1 && low + size <= bounds.at(num_documents),
+          "the part must lie in the pack");
+  return {bounds.data(), num_documents, static_cast<int64_t>(lengths.size()), low, size};
+}
+
+py::tuple PackLayout(const Array<int32_t>& bounds, const Array<int64_t>& lengths, int64_t low,
+                     int64_t size) {
+  const hbp::Part part = PackPart(bounds, lengths, low, size);
+  Array<int64_t> positions(size);
+  Array<bool> padding(size);
+  static_assert(sizeof(bool) == sizeof(uint8_t), "NumPy's bool is a byte");
+  auto* mask = reinterpret_cast<uint8_t*>(padding.mutable_data());
+  hbp::Layout(part, lengths.data(), positions.mutable_data(), mask);
+  return py::make_tuple(positions, padding);
+}
+
+// Where each sequence lies in the values of its corpus.
+template <typename Token>
+std::vector<hbp::Source<Token>> Sources(const Array<int64_t>& lengths, const Array<int32_t>& corpus,
+                                        const Array<int64_t>& starts,
+                                        const std::vector<Array<Token>>& tokens,
+                                        const std::vector<Array<uint8_t>>& masks) {
+  Require(corpus.size() == lengths.size() && starts.size() == lengths.size(),
+          "lengths, corpus and starts must be equally long");
+  Require(tokens.size() == masks.size(), "there must be a mask for each corpus");
+  std::vector<hbp::Source<Token>> sources;
+  sources.reserve(lengths.size());
+  for (py::ssize_t i = 0; i < lengths.size(); ++i) {
+    const int32_t k = corpus.at(i);
+    Require(k >= 0 && k < static_cast<int64_t>(tokens.size()), "corpus must number the corpora");
+    const int64_t start = starts.at(i);
+    Require(start >= 0 && start + lengths.at(i) <= std::min(tokens[k].size(), masks[k].size()),
+            "a sequence must lie in its corpus");
+    sources.push_back({tokens[k].data() + start, masks[k].data() + start, lengths.at(i)});
+  }
+  return sources;
+}
+
+template <typename Token>
+Array<int64_t> PackTokens(const Array<int32_t>& bounds, const Array<int64_t>& lengths, int64_t low,
+                          int64_t size, const Array<int32_t>& corpus, const Array<int64_t>& starts,
+                          const std::vector<Array<Token>>& tokens,
+                          const std::vector<Array<uint8_t>>& masks) {
+  const hbp::Part part = PackPart(bounds, lengths, low, size);
+  const auto sources = Sources<Token>(lengths, corpus, starts, tokens, masks);
+  Array<int64_t> filled(size);
+  int64_t* to = filled.mutable_data();
+  py::gil_scoped_release release;  // pages may have to come from a disk
+  hbp::FillTokens(part, sources.data(), to);
+  return filled;
+}
+
+template <typename Token>
+py::tuple PackTargets(const Array<int32_t>& bounds, const Array<int64_t>& lengths, int64_t low,
+                      int64_t size, const Array<int32_t>& corpus, const Array<int64_t>& starts,
+                      const std::vector<Array<Token>>& tokens,
+                      const std::vector<Array<uint8_t>>& masks, const Array<float>& weights) {
+  const hbp::Part part = PackPart(bounds, lengths, low, size);
+  const auto sources = Sources<Token>(lengths, corpus, starts, tokens, masks);
+  Require(weights.size() == lengths.size(), "there must be a weight for each sequence");
+  Array<int64_t> targets(size);
+  Array<float> loss_weights(size);
+  int64_t* to = targets.mutable_data();
+  float* weights_to = loss_weights.mutable_data();
+  int64_t num_trained;
+  {
+    py::gil_scoped_release release;
+    num_trained = hbp::FillTargets(part, sources.data(), weights.data(), to, weights_to);
+  }
+  return py::make_tuple(targets, loss_weights, num_trained);
+}
+
+template <typename Token>
+void DefineForTokens(py::module_& module) {
+  const auto bounds = py::arg("bounds").noconvert();
+  const auto lengths = py::arg("lengths").noconvert();
+  const auto corpus = py::arg("corpus").noconvert();
+  const auto starts = py::arg("starts").noconvert();
+  const auto tokens = py::arg("tokens").noconvert();
+  const auto masks = py::arg("masks").noconvert();
+  module.def("pack_tokens", PackTokens<Token>, bounds, lengths, py::arg("low"), py::arg("size"),
+             corpus, starts, tokens, masks, "int64 [size]: a rank's tokens, but for the tail.");
+  module.def("pack_targets", PackTargets<Token>, bounds, lengths, py::arg("low"), py::arg("size"),
+             corpus, starts, tokens, masks, py::arg("weights").noconvert(),
+             "(targets int64 [size], loss weights float32 [size], how many are trained).");
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
-  module.doc() = "Kernels of megatron_hbp; the doors to them are packing.py and balance.py.";
+  module.doc() = "Kernels of megatron_hbp; packing.py, balance.py and dataset.py are the doors.";
   PYBIND11_NUMPY_DTYPE(hbp::Item<int32_t>, id, length);
   PYBIND11_NUMPY_DTYPE(hbp::Item<int64_t>, id, length);
   module.attr("ITEM32") = py::dtype::of<hbp::Item<int32_t>>();
@@ -449,6 +552,11 @@ PYBIND11_MODULE(_C, module) {
   DefineShuffle<int64_t, int64_t>(module, "shuffled_by_level_wide");
   DefineForIds<int32_t>(module);
   DefineForIds<int64_t>(module);
+  DefineForTokens<uint16_t>(module);
+  DefineForTokens<int32_t>(module);
+  module.def("pack_layout", PackLayout, py::arg("bounds").noconvert(),
+             py::arg("lengths").noconvert(), py::arg("low"), py::arg("size"),
+             "(positions int64 [size], padding bool [size]) of a rank's part of a pack.");
   module.def("replica_order", ReplicaOrder, py::arg("costs").noconvert(),
              py::arg("starts").noconvert(), py::arg("per_step"), py::arg("num_ranks"),
              "Packs in the order of replicas that evens out every step.");

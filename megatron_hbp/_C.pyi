@@ -75,3 +75,27 @@ def replica_order(
 def mixed_steps(
     deviations: np.ndarray, per_step: int, seed: int, peaks: np.ndarray | None = None
 ) -> np.ndarray: ...
+def pack_layout(
+    bounds: np.ndarray, lengths: np.ndarray, low: int, size: int
+) -> tuple[np.ndarray, np.ndarray]: ...
+def pack_tokens(
+    bounds: np.ndarray,
+    lengths: np.ndarray,
+    low: int,
+    size: int,
+    corpus: np.ndarray,
+    starts: np.ndarray,
+    tokens: list[np.ndarray],
+    masks: list[np.ndarray],
+) -> np.ndarray: ...
+def pack_targets(
+    bounds: np.ndarray,
+    lengths: np.ndarray,
+    low: int,
+    size: int,
+    corpus: np.ndarray,
+    starts: np.ndarray,
+    tokens: list[np.ndarray],
+    masks: list[np.ndarray],
+    weights: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, int]: ...

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from megatron_hbp.alignment import round_up
+from megatron_hbp import _C
 from megatron_hbp.normalizer import sequence_weights, step_totals
 from megatron_hbp.plan import Plan
 
@@ -25,12 +25,19 @@ TAIL_DOCUMENT = 4096  # tokens; the tail is cut into documents of at most this l
 
 
 class SequenceStore(Protocol):
-    """What the data set needs of a corpus."""
+    """What the data set needs of a corpus.
+
+    values: (tokens uint16 or int32, mask uint8) of each of its parts, all sequences one after
+    another. locate: the part (int32 [n]) of each sequence and where it starts there (int64 [n]).
+    """
 
     @property
     def seq_lens(self) -> np.ndarray: ...
     @property
     def num_trained(self) -> np.ndarray: ...
+    @property
+    def values(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]: ...
+    def locate(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
     def tokens(self, index: int, length: int | None = None) -> np.ndarray: ...
     def mask(self, index: int, length: int | None = None) -> np.ndarray: ...
 
@@ -56,18 +63,19 @@ def pack_layout(seq_lens: np.ndarray, pack_len: int, multiple: int = 1) -> PackL
 
     Raises ValueError when they do not fit.
     """
-    lens = [round_up(int(n), multiple) for n in seq_lens]
-    ends = np.cumsum([0, *lens])
+    num = len(seq_lens)
+    ends = np.zeros(num + 1, dtype=np.int64)
+    np.cumsum(-(-seq_lens.astype(np.int64) // multiple) * multiple, out=ends[1:])
     used = int(ends[-1])
     if used > pack_len:
         raise ValueError(
-            f"{len(lens)} sequences need {used} tokens at a multiple of {multiple}, the pack has "
+            f"{num} sequences need {used} tokens at a multiple of {multiple}, the pack has "
             f"{pack_len}: the plan was made for another alignment; make it again"
         )
     tail = list(range(used + TAIL_DOCUMENT, pack_len, TAIL_DOCUMENT))
     if used < pack_len:
         tail.append(pack_len)
-    return PackLayout(np.concatenate([ends, tail]).astype(np.int32), len(lens))
+    return PackLayout(np.append(ends, tail).astype(np.int32), num)
 
 
 class HbpDataset(torch.utils.data.Dataset):
@@ -98,21 +106,29 @@ class HbpDataset(torch.utils.data.Dataset):
         self.training = training
         self.num_trained = _kept_trained(plan, corpus)
         self.totals = step_totals(plan, self.num_trained)
+        tokens, masks = zip(*corpus.values, strict=True)
+        self._values = (list(tokens), list(masks))
+        self._pack_offsets = np.asarray(plan.pack_offsets)  # plain: slices of a memmap are slow
+        self._sequence_ids = np.asarray(plan.sequence_ids)
+        self._seq_lens = np.asarray(plan.seq_lens)
+        self._levels = np.asarray(plan.microbatch_level)
 
     def __len__(self) -> int:
         return len(self.plan.microbatch_level)
 
     def __getitem__(self, microbatch: int) -> dict[str, Any]:
         plan = self.plan
-        level_index = int(plan.microbatch_level[microbatch])
+        level_index = int(self._levels[microbatch])
         level = plan.levels[level_index]
         pack, cp_rank = plan.pack_index(microbatch, self.rank)
-        ids = plan.pack(pack)
-        multiple = plan.alignment.document_multiples[level_index]
-        layout = pack_layout(plan.seq_lens[ids], level.pack_len, multiple)
-        budget = plan.token_budget
-        low = cp_rank * budget
+        ids = self._sequence_ids[self._pack_offsets[pack] : self._pack_offsets[pack + 1]]
+        lengths = self._seq_lens[ids].astype(np.int64)
+        layout = pack_layout(
+            lengths, level.pack_len, plan.alignment.document_multiples[level_index]
+        )
         step = microbatch // plan.num_microbatches
+        part = (layout.cu_seqlens, lengths, cp_rank * plan.token_budget, plan.token_budget)
+        positions, padding = _C.pack_layout(*part)
         item: dict[str, Any] = {
             "level": level_index,
             "step": step,
@@ -122,72 +138,31 @@ class HbpDataset(torch.utils.data.Dataset):
             "num_documents": layout.num_sequences,
             "max_seqlen": layout.max_seqlen,
             "cu_seqlens": torch.from_numpy(layout.cu_seqlens),
-            "real_tokens_in_pack": int(plan.seq_lens[ids].sum(dtype=np.int64)),
+            "real_tokens_in_pack": int(lengths.sum()),
             "trained_share": float(
                 self.totals.trained_tokens[step] / max(1, self.totals.real_tokens[step])
             ),
+            "positions": torch.from_numpy(positions),
+            "padding_mask": torch.from_numpy(padding[None]),
         }
-        item |= self._local_layout(ids, layout, low, low + budget)
+        if not (self.with_tokens or self.with_labels):
+            return item
+        where = (*part, *self.corpus.locate(ids), *self._values)
         if self.with_tokens:
-            item["tokens"] = torch.from_numpy(self._local_tokens(pack, ids, layout, low))[None]
+            tokens = _C.pack_tokens(*where)
+            self._fill_tail(tokens, pack, layout, cp_rank * plan.token_budget)
+            item["tokens"] = torch.from_numpy(tokens[None])
         if self.with_labels:
-            item |= self._local_labels(pack, ids, layout, low, step=step, cp_size=level.cp_size)
+            weights = self._weights(pack, ids, step, level.cp_size)
+            labels, loss_weights, num_trained = _C.pack_targets(*where, weights)
+            item["labels"] = torch.from_numpy(labels[None])
+            item["loss_weights"] = torch.from_numpy(loss_weights)
+            item["num_trained"] = torch.tensor(num_trained, dtype=torch.int32)
         return item
 
-    def _local_layout(
-        self, ids: np.ndarray, layout: PackLayout, low: int, high: int
-    ) -> dict[str, torch.Tensor]:
-        positions = np.empty(high - low, dtype=np.int64)
-        padding = np.ones(high - low, dtype=bool)
-        for document, start, end in _overlaps(layout.cu_seqlens, low, high):
-            begin = int(layout.cu_seqlens[document])
-            positions[start - low : end - low] = np.arange(start - begin, end - begin)
-            if document < layout.num_sequences:
-                real_end = min(end, begin + int(self.plan.seq_lens[ids[document]]))
-                padding[start - low : max(start, real_end) - low] = False
-        return {
-            "positions": torch.from_numpy(positions),
-            "padding_mask": torch.from_numpy(padding)[None],
-        }
-
-    def _local_tokens(self, pack: int, ids: np.ndarray, layout: PackLayout, low: int) -> np.ndarray:
-        high = low + self.plan.token_budget
-        tokens = np.empty(high - low, dtype=np.int64)
-        for document, start, end in _overlaps(layout.cu_seqlens, low, high):
-            begin = int(layout.cu_seqlens[document])
-            if document >= layout.num_sequences:
-                tokens[start - low : end - low] = self._filler_tokens(pack, document, end - start)
-                continue
-            length = int(self.plan.seq_lens[ids[document]])
-            kept = self.corpus.tokens(int(ids[document]), length)
-            piece = kept[start - begin : end - begin]
-            tokens[start - low : start - low + len(piece)] = piece
-            if len(piece) < end - start:  # padding of an aligned document repeats its own tokens
-                tokens[start - low + len(piece) : end - low] = np.resize(
-                    kept, end - start - len(piece)
-                )
-        return tokens
-
-    def _filler_tokens(self, pack: int, document: int, count: int) -> np.ndarray:
-        """Real tokens for the tail: of the sequences that follow the pack's start in the plan."""
-        ids = self.plan.sequence_ids
-        at = int(self.plan.pack_offsets[pack]) + document
-        pieces, have = [], 0
-        while have < count:
-            sequence = int(ids[at % len(ids)])
-            piece = self.corpus.tokens(sequence, int(self.plan.seq_lens[sequence]))
-            pieces.append(piece)
-            have += len(piece)
-            at += 1
-        return np.concatenate(pieces)[:count]
-
-    def _local_labels(
-        self, pack: int, ids: np.ndarray, layout: PackLayout, low: int, *, step: int, cp_size: int
-    ) -> dict[str, Any]:
-        high = low + self.plan.token_budget
-        labels = np.zeros(high - low, dtype=np.int64)
-        weights = np.zeros(high - low, dtype=np.float32)
-        per_sequence = sequence_weights(
+    def _weights(self, pack: int, ids: np.ndarray, step: int, cp_size: int) -> np.ndarray:
+        """float32 [sequences]: the loss weight of each sequence's trained tokens."""
+        return sequence_weights(
             self.normalizer,
             sequence_trained=self.num_trained[ids],
             step_trained=int(self.totals.trained_tokens[step]),
@@ -195,40 +170,30 @@ class HbpDataset(torch.utils.data.Dataset):
             step_slots=int(self.totals.trained_slots[step]),
             pack_trained=int(self.totals.pack_trained_tokens[pack]),
             cp_size=cp_size,
-        )
-        num_trained = 0
-        for document, start, end in _overlaps(layout.cu_seqlens, low, high):
-            if document >= layout.num_sequences:
-                continue
-            begin = int(layout.cu_seqlens[document])
-            length = int(self.plan.seq_lens[ids[document]])
-            # the target of position p is token p + 1; the last position has none
-            first, last = start - begin + 1, min(end - begin + 1, length)
-            if first >= last:
-                continue
-            here = slice(start - low, start - low + last - first)
-            labels[here] = self.corpus.tokens(int(ids[document]), length)[first:last]
-            trained = self.corpus.mask(int(ids[document]), length)[first:last] != 0
-            weights[here] = np.where(trained, per_sequence[document], 0.0)
-            num_trained += int(np.count_nonzero(trained))
-        return {
-            "labels": torch.from_numpy(labels)[None],
-            "loss_weights": torch.from_numpy(weights),
-            "num_trained": torch.tensor(num_trained, dtype=torch.int32),
-        }
+        ).astype(np.float32)
 
+    def _fill_tail(self, tokens: np.ndarray, pack: int, layout: PackLayout, low: int) -> None:
+        """Gives the documents after the last sequence their tokens, in place."""
+        bounds = layout.cu_seqlens
+        high = low + len(tokens)
+        for document in range(layout.num_sequences, len(bounds) - 1):
+            start, end = max(low, int(bounds[document])), min(high, int(bounds[document + 1]))
+            if start < end:
+                filler = self._filler_tokens(pack, document, end - start)
+                tokens[start - low : end - low] = filler
 
-def _overlaps(cu_seqlens: np.ndarray, low: int, high: int) -> list[tuple[int, int, int]]:
-    """(document, start, end) in pack coordinates of the documents that meet [low, high)."""
-    first = int(np.searchsorted(cu_seqlens, low, side="right")) - 1
-    found = []
-    for document in range(first, len(cu_seqlens) - 1):
-        start = max(low, int(cu_seqlens[document]))
-        end = min(high, int(cu_seqlens[document + 1]))
-        if start >= high:
-            break
-        found.append((document, start, end))
-    return found
+    def _filler_tokens(self, pack: int, document: int, count: int) -> np.ndarray:
+        """Real tokens for the tail: of the sequences that follow the pack's start in the plan."""
+        ids = self._sequence_ids
+        at = int(self._pack_offsets[pack]) + document
+        pieces, have = [], 0
+        while have < count:
+            sequence = int(ids[at % len(ids)])
+            piece = self.corpus.tokens(sequence, int(self._seq_lens[sequence]))
+            pieces.append(piece)
+            have += len(piece)
+            at += 1
+        return np.concatenate(pieces)[:count]
 
 
 def _kept_trained(plan: Plan, corpus: SequenceStore) -> np.ndarray:

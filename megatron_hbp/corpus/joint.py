@@ -46,6 +46,21 @@ class JointCorpus:
     def __len__(self) -> int:
         return len(self.seq_lens)
 
+    @property
+    def values(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+        """(tokens, mask) of each part, see `Corpus.values`."""
+        return tuple(part.values[0] for part in self.parts)
+
+    def locate(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(part int32 [n], start int64 [n]) of sequences in `values`."""
+        sources = self.source_ids[ids]
+        inside = ids - np.array(self._starts)[sources]
+        starts = np.empty(len(ids), dtype=np.int64)
+        for source in np.unique(sources):
+            here = sources == source
+            starts[here] = self.parts[source].locate(inside[here])[1]
+        return sources, starts
+
     def tokens(self, index: int, length: int | None = None) -> np.ndarray:
         """uint16 or int32 [length]: the first `length` tokens (default all), a read-only view."""
         part, inside = self._place(index)

@@ -94,6 +94,15 @@ class Corpus:
     def __len__(self) -> int:
         return len(self.seq_lens)
 
+    @property
+    def values(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+        """(tokens uint16 or int32, mask uint8) of all sequences, one after another."""
+        return ((self._tokens.values, self._mask.values),)
+
+    def locate(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(part int32 [n], always 0; start int64 [n]) of sequences in `values`."""
+        return np.zeros(len(ids), dtype=np.int32), self._mask.offsets[ids]
+
     def tokens(self, index: int, length: int | None = None) -> np.ndarray:
         """uint16 or int32 [length]: the first `length` tokens (default all), a read-only view."""
         return self._tokens[index][:length]

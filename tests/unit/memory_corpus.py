@@ -23,7 +23,14 @@ class MemoryCorpus:
         self.num_trained = np.array([int(m[1:].sum()) for m in self._masks], dtype=np.int32)
         first = [1 + int(np.flatnonzero(m[1:])[0]) if m[1:].any() else len(m) for m in self._masks]
         self.first_trained = np.array(first, dtype=np.int32)
+        flat = (np.concatenate(self._tokens), np.concatenate(self._masks))
+        self.values = (flat,)
+        self._starts = np.cumsum([0, *self.seq_lens[:-1]])
         self.reads = 0
+
+    def locate(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        self.reads += len(ids)
+        return np.zeros(len(ids), dtype=np.int32), self._starts[ids]
 
     def tokens(self, i: int, length: int | None = None) -> np.ndarray:
         self.reads += 1
