@@ -3,10 +3,13 @@
 Guarantees (asserted by tests/unit/test_cli.py):
 - results go to stdout, one error line to stderr (and progress, with --compare);
 - exit code 0: done; 1: `audit` found a violation; 2: wrong use, with what is wrong, the rule and a
-  way out on one line.
+  way out on one line; 130: Ctrl-C; 141: whoever read stdout stopped reading, without a word;
+- text that the terminal's encoding lacks is printed as escapes.
 """
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -22,7 +25,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         for command in (prepare, plan, replan, audit):
             command.add_command(subparsers)
         namespace = parser.parse_args(argv)
-        return namespace.func(namespace)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        code = namespace.func(namespace)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # e.g. by `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python flushes at the end
+        return 141
+    except KeyboardInterrupt:
+        print("hbp: interrupted", file=sys.stderr)
+        return 130
     except (ValueError, OSError) as error:
         message = " ".join(str(error).split()).replace("--hbp-", "--")
         print(f"hbp: error: {message}", file=sys.stderr)
@@ -38,3 +51,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _root_parser() -> argparse.ArgumentParser:
     return _Parser(prog="hbp", description="Hierarchical balance packing for Megatron-LM.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

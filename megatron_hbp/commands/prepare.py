@@ -170,7 +170,12 @@ def _show(inputs: list[str], tokenizer: Path, options: dict, count: int) -> int:
     if count < 1:
         raise ValueError(f"--show is {count}; it must be at least 1")
     recipe, template_name = load_recipe(tokenizer, Options(**options))
-    console = Console(soft_wrap=True, highlight=False)
+
+    class PlainConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would end the program with exit code 1
+
+    console = PlainConsole(soft_wrap=True, highlight=False)
     console.print(f"template: {template_name}", markup=False)
     print_legend(console)
     for where, outcome in first_rows(inputs, recipe, count):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ def write_document(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
     document["hash"] = _content_hash(document)
     document["document_hash"] = _document_hash(document)
     text = json.dumps(document, indent=2, sort_keys=True) + "\n"
-    (folder / DOCUMENT).write_text(text, encoding="utf-8")
+    with (folder / DOCUMENT).open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     return document
 
 

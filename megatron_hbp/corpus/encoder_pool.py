@@ -1,9 +1,15 @@
 """Encodes blocks in several processes, in order.
 
 The processes are started by command, not forked: nothing of the caller (threads, open files, its
-main module) gets into them, and they end when it does, however that happens.
+main module) gets into them, and they end when it does, however that happens. An interruption from
+the keyboard is not theirs to hear.
+
+Guarantees:
+- the results come in order, and so do the errors: one of reading a block comes after the results
+  of the blocks before it, whatever the number of processes.
 """
 
+import contextlib
 import os
 import pickle
 import queue
@@ -34,7 +40,9 @@ class EncoderPool:
 
     def __init__(self, recipe: Recipe, num_workers: int) -> None:
         self._encoder = RowEncoder(recipe) if num_workers == 1 else None
-        self._workers = [] if self._encoder else [_Worker(recipe) for _ in range(num_workers)]
+        self._workers = []
+        if self._encoder is None:
+            self._workers = [_Worker(pickle.dumps(recipe)) for _ in range(num_workers)]
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for worker in self._workers:
             self._idle.put(worker)
@@ -45,7 +53,9 @@ class EncoderPool:
 
     def __exit__(self, *exception: object) -> None:
         for worker in self._workers:
-            worker.stop()
+            worker.kill()
+        for worker in self._workers:
+            worker.close()
         self._threads.shutdown()
 
     def encode(
@@ -60,13 +70,23 @@ class EncoderPool:
                 yield (number, block), self._encoder(block)
             return
         under_way: deque[tuple[tuple[int, Block], Future[EncodedBlock]]] = deque()
-        for number, block in blocks:
+        source, failure = iter(blocks), None
+        while failure is None:
+            try:
+                number, block = next(source)
+            except StopIteration:
+                break
+            except ValueError as error:
+                failure = error
+                break
             under_way.append(((number, block), self._threads.submit(self._ask, block)))
             if len(under_way) > _AHEAD * len(self._workers):
                 first, future = under_way.popleft()
                 yield first, future.result()
         for first, future in under_way:
             yield first, future.result()
+        if failure is not None:
+            raise failure
 
     def _ask(self, block: Block) -> EncodedBlock:
         worker = self._idle.get()
@@ -80,7 +100,7 @@ class EncoderPool:
 
 
 class _Worker:
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: bytes) -> None:
         paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(paths),
@@ -91,12 +111,15 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
+            process_group=0,  # Ctrl-C is for the caller
         )
-        self._send(recipe)
+        self._recipe = recipe
 
     def ask(self, block: Block) -> Any:
         try:
-            self._send(block)
+            # the recipe goes with the first block, so that all workers start up at once
+            self._send(self._recipe + pickle.dumps(block, protocol=pickle.HIGHEST_PROTOCOL))
+            self._recipe = b""
             assert self._process.stdout is not None
             return pickle.load(self._process.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
@@ -106,16 +129,19 @@ class _Worker:
                 "preparation goes on where it stopped)"
             ) from None
 
-    def stop(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        # killed rather than closed: a thread may be waiting for its answer
+    def kill(self) -> None:
+        # rather than closing stdin: a thread may be waiting for its answer
         self._process.kill()
-        self._process.wait()
-        self._process.stdin.close()
-        self._process.stdout.close()
 
-    def _send(self, value: Any) -> None:
+    def close(self) -> None:
+        """Waits for the end of a killed one."""
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):  # half a block may be left to write
+                pipe.close()
+
+    def _send(self, data: bytes) -> None:
         assert self._process.stdin is not None
-        pickle.dump(value, self._process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
+        self._process.stdin.write(data)
         self._process.stdin.flush()

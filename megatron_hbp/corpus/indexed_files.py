@@ -7,11 +7,14 @@ ends, then int32 lengths [N], int64 byte offsets [N], int64 document ends [N + 1
 Guarantees:
 - one document per sequence;
 - writing takes the same memory for any number of sequences;
+- a file that was closed is on the disk; one that somebody else wrote into meanwhile, or before the
+  writing went on, is a ChangedFileError, never a file with a wrong hash;
 - a file that is not of this form, or whose size does not fit its header, is a ValueError.
 
 It does not read sequence modes (multimodal data) or several sequences per document.
 """
 
+import contextlib
 import hashlib
 import os
 import struct
@@ -89,37 +92,67 @@ class IndexedFiles:
         return self.values[start : start + int(self.lengths[index])]
 
 
+class ChangedFileError(ValueError):
+    """A file is not as this program left it."""
+
+
 class HashingFile:
     """A file being written whose size and SHA-256 are known when it is closed.
 
-    size: bytes of an earlier, interrupted writing to keep; what follows them is cut off.
+    written: (bytes, SHA-256) of an earlier, interrupted writing to go on with; what follows is cut
+    off. Raises ChangedFileError when they are not what the file starts with.
     """
 
-    def __init__(self, path: Path, size: int = 0) -> None:
+    def __init__(self, path: Path, written: tuple[int, str] | None = None) -> None:
+        self._path = path
         self._digest = hashlib.sha256()
-        self.size = size
+        self.size = 0
+        if written is not None:
+            self._take_up(*written)
+        self._file = path.open("ab" if self.size else "wb")
+
+    def _take_up(self, size: int, digest: str) -> None:
         if size:
-            os.truncate(path, size)
-            with path.open("rb") as file:
-                while data := file.read(_CHUNK):
-                    self._digest.update(data)
-        self._file = path.open("ab" if size else "wb")
+            try:
+                with self._path.open("rb") as file:
+                    while data := file.read(min(_CHUNK, size - self.size)):
+                        self._digest.update(data)
+                        self.size += len(data)
+            except FileNotFoundError:
+                pass
+        if (self.size, self._digest.hexdigest()) != (size, digest):
+            raise ChangedFileError(f"{self._path} is not as it was left")
+        if size:
+            os.truncate(self._path, size)
 
     def write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
         self._digest.update(data)
         self.size += len(data)
 
-    def sync(self) -> int:
-        """Brings everything to the disk; returns the bytes written so far."""
+    def sync(self) -> tuple[int, str]:
+        """Brings everything to the disk; (bytes, SHA-256 as hexadecimal text) so far."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        return self.size
+        status = os.fstat(self._file.fileno())
+        try:
+            alone = os.path.samestat(status, os.stat(self._path)) and status.st_size == self.size
+        except FileNotFoundError:
+            alone = False
+        if not alone:
+            raise ChangedFileError(f"{self._path} was changed by another process; run again")
+        return self.size, self._digest.hexdigest()
 
     def close(self) -> tuple[int, str]:
-        """Returns (bytes, SHA-256 as hexadecimal text)."""
+        """As `sync`, and nothing can be written any more."""
+        written = self.sync()
         self._file.close()
-        return self.size, self._digest.hexdigest()
+        return written
+
+    def abandon(self) -> None:
+        """Closes the file, whatever becomes of it."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def file_hash(path: Path) -> str:

@@ -34,6 +34,7 @@ from megatron_hbp.corpus.preparation import (
     VALID_FOLDER,
     Preparation,
     Progress,
+    UselessWorkError,
     too_much_lost,
 )
 from megatron_hbp.corpus.row_encoder import Recipe, Reject, RowEncoder
@@ -63,6 +64,8 @@ def prepare_corpus(
     Raises ValueError for whatever a user can put right.
     """
     chosen = Options(**options)
+    if output.is_symlink() or output.name in ("", ".."):
+        output = output.resolve()  # a folder takes its name, which must be there to take
     files = find_inputs(inputs)
     recipe, template_name = load_recipe(tokenizer_path, chosen)
     stamps = [_stamp(file) for file in files]
@@ -87,7 +90,7 @@ def prepare_corpus(
         progress=progress,
         report=report,
     )
-    return built_once(
+    corpus = built_once(
         output,
         lambda: _existing(output, origin, chosen),
         work.run,
@@ -95,6 +98,8 @@ def prepare_corpus(
         time_out=ValueError,
         report=lambda words: report(f"{words}, which makes {output}"),
     )
+    work.clear()
+    return corpus
 
 
 def load_recipe(tokenizer_path: Path, options: Options) -> tuple[Recipe, str]:
@@ -156,8 +161,14 @@ def _stamp(file: InputFile) -> tuple[int, int]:
 
 def _check_unchanged(files: Sequence[InputFile], stamps: list[tuple[int, int]]) -> None:
     for file, stamp in zip(files, stamps, strict=True):
-        if _stamp(file) != stamp:
-            raise ValueError(f"input {file.path} was changed while it was read; prepare it again")
+        try:
+            same = _stamp(file) == stamp
+        except OSError:
+            same = False
+        if not same:
+            raise UselessWorkError(
+                f"input {file.path} was changed while it was read; prepare it again"
+            )
 
 
 def _template_source(tokenizer: Tokenizer, path: Path | None) -> tuple[str, str]:

@@ -151,6 +151,9 @@ class RowEncoder:
             rejects.append(Reject(number, "rejected", outcome.kind, str(outcome)))
             return None
         tokens, mask = outcome
+        if not mask[1:].any():  # e.g. an answer of characters that the tokenizer drops
+            rejects.append(Reject(number, "rejected", "no trained token", "no trained token"))
+            return None
         result.tokens_in += len(tokens)
         limit = self._recipe.max_length
         if limit is None or len(tokens) <= limit:
@@ -190,6 +193,4 @@ def _checked(row: TokenRow, vocab_size: int) -> tuple[np.ndarray, np.ndarray] | 
             "token id out of range",
             f"token id out of range: {wrong}; the tokenizer's ids are 0 to {vocab_size - 1}",
         )
-    if not row.mask[1:].any():
-        return RowError("no trained token")
     return tokens.astype(np.int32), row.mask

@@ -3,7 +3,8 @@
 Guarantees:
 - a folder appears under its name whole or not at all; a valid one is never rewritten;
 - writing takes the same memory for any number of sequences;
-- an interrupted writer goes on from its last checkpoint, with the same bytes as one that was not.
+- an interrupted writer goes on from its last checkpoint, with the same bytes as one that was not,
+  also when it was interrupted while it finished.
 """
 
 import contextlib
@@ -96,23 +97,36 @@ class CorpusWriter:
     """Writes the files of a corpus into a folder that nobody reads yet (see `staged_folder`).
 
     vocab_size: number of ids; token ids must be below it. end_id: the end token's id, or -1.
-    resume: what `checkpoint` returned for this folder; what was added after it is forgotten.
+    records: a file of the writer's own, which is no part of the corpus (default: beside the folder;
+    whoever made the place removes it). resume: what `checkpoint` returned for this folder; what was
+    added after it is forgotten. ChangedFileError when the files are not as they were then.
     """
 
     def __init__(
-        self, folder: Path, *, vocab_size: int, end_id: int, resume: dict[str, Any] | None = None
+        self,
+        folder: Path,
+        *,
+        vocab_size: int,
+        end_id: int,
+        records: Path | None = None,
+        resume: dict[str, Any] | None = None,
     ) -> None:
         if not -1 <= end_id < vocab_size:
             raise ValueError(f"end id {end_id} is not below the vocabulary size {vocab_size}")
-        state = resume or {"sizes": [0, 0, 0], "count": 0, "max_token_id": 0, "input_starts": []}
+        state = resume or {
+            "files": [None] * 3,
+            "count": 0,
+            "max_token_id": 0,
+            "input_starts": [],
+        }
         self._folder = folder
         self._vocab_size = vocab_size
         self._end_id = end_id
         self.dtype = token_dtype(vocab_size)
-        self._records = folder / "columns.part"
+        self._records = records or folder.with_name(f"{folder.name}.columns")
         paths = (folder / "tokens.bin", folder / "mask.bin", self._records)
         self._files = [
-            HashingFile(path, size) for path, size in zip(paths, state["sizes"], strict=True)
+            HashingFile(path, written) for path, written in zip(paths, state["files"], strict=True)
         ]
         self._count = state["count"]
         self._max_token_id = state["max_token_id"]
@@ -126,7 +140,7 @@ class CorpusWriter:
 
     def __exit__(self, *exception: object) -> None:
         for file in self._files:
-            file.close()
+            file.abandon()
 
     def start_input(self) -> None:
         """Says that what is added next comes from the next input file."""
@@ -156,7 +170,7 @@ class CorpusWriter:
     def checkpoint(self) -> dict[str, Any]:
         """Brings everything to the disk; returns what `resume` needs, as JSON values."""
         return {
-            "sizes": [file.sync() for file in self._files],
+            "files": [file.sync() for file in self._files],
             "count": self._count,
             "max_token_id": self._max_token_id,
             "input_starts": self._input_starts,
@@ -173,9 +187,9 @@ class CorpusWriter:
         tokens, mask, _ = self._files
         files = {"tokens.bin": tokens.close(), "mask.bin": mask.close()}
         self._files[2].close()
-        records = np.memmap(self._records, dtype=_COLUMNS, mode="r")
         for name in ARRAYS:
-            files[f"{name}.npy"] = _write_column(self._folder / f"{name}.npy", records, name)
+            path = self._folder / f"{name}.npy"
+            files[path.name] = _write_column(path, self._records, name, self._count)
         lengths = np.load(self._folder / "seq_lens.npy", mmap_mode="r")
         for name, dtype in (("tokens.idx", self.dtype), ("mask.idx", np.dtype(np.uint8))):
             files[name] = write_index(self._folder / name, lengths, dtype)
@@ -184,28 +198,36 @@ class CorpusWriter:
             "lengths": length_summary(lengths),
             "rows": self._count,
             "tokens": tokens.size // self.dtype.itemsize,
-            "trained_tokens": int(records["num_trained"].sum(dtype=np.int64)),
+            "trained_tokens": sum(
+                int(part["num_trained"].sum(dtype=np.int64)) for part in _read(self._records)
+            ),
             "vocab_size": self._vocab_size,
             "max_token_id": self._max_token_id,
             "end_id": self._end_id,
             "input_starts": self._input_starts,
             "files": {name: list(files[name]) for name in FILES},
         }
-        self._records.unlink()
         return write_document(self._folder, content)
 
 
-def _write_column(path: Path, records: np.ndarray, name: str) -> tuple[int, str]:
+def _read(records: Path) -> Iterator[np.ndarray]:
+    # read, not mapped: what is mapped counts as this process's memory
+    with records.open("rb") as file:
+        while len(part := np.fromfile(file, _COLUMNS, _CHUNK)):
+            yield part
+
+
+def _write_column(path: Path, records: Path, name: str, count: int) -> tuple[int, str]:
     """One field of the records as a .npy file; (bytes, SHA-256)."""
     column = HashingFile(path)
     header = {
-        "descr": records.dtype[name].str,
+        "descr": _COLUMNS[name].str,
         "fortran_order": False,
-        "shape": (len(records),),
+        "shape": (count,),
     }
     np.lib.format.write_array_header_1_0(column, header)
-    for start in range(0, len(records), _CHUNK):
-        column.write(np.ascontiguousarray(records[name][start : start + _CHUNK]).data.cast("B"))
+    for part in _read(records):
+        column.write(np.ascontiguousarray(part[name]).data.cast("B"))
     return column.close()
 
 
