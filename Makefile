@@ -5,6 +5,7 @@
 # make lint       ruff, pyright, clang-format, codespell
 # make bench-host the plugin's own cost inside one training process
 # make bench-planner  the planner beside other packers, each figure with its bar
+# make bench-corpus   hbp prepare beside the bare tokenizer, millions of rows, loading micro-batches
 # make pareto     docs/planner_*.svg: what mixing costs a pipeline, and how other methods do
 # Each target makes .venv when it is missing. PYTHON= names the interpreter to make it from.
 
@@ -13,7 +14,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow fuzz lint format bench-host bench-planner pareto clean
+.PHONY: demo test test-slow fuzz lint format bench-host bench-planner bench-corpus pareto clean
 .DEFAULT_GOAL := help
 
 help:
@@ -70,6 +71,11 @@ bench-host: $(STAMP)
 bench-planner: $(STAMP)
 	@$(RUN)/python -c 'import lightbinpack, binpacking' 2>/dev/null || $(RUN)/python -m pip install --quiet --editable '.[bench]'
 	@$(RUN)/python -m benchmarks.planner_bench
+
+bench-corpus: $(STAMP)
+	$(RUN)/python -m benchmarks.corpus_speed
+	$(RUN)/python -m benchmarks.corpus_loader
+	$(RUN)/python -m benchmarks.corpus_scale
 
 pareto: $(STAMP)
 	@$(RUN)/python -c 'import matplotlib' 2>/dev/null || $(RUN)/python -m pip install --quiet --editable '.[bench]'

@@ -55,7 +55,7 @@ class PackLayout:
 
     @property
     def max_seqlen(self) -> int:
-        return int(np.diff(self.cu_seqlens).max())
+        return int((self.cu_seqlens[1:] - self.cu_seqlens[:-1]).max())
 
 
 def pack_layout(seq_lens: np.ndarray, pack_len: int, multiple: int = 1) -> PackLayout:
@@ -64,9 +64,8 @@ def pack_layout(seq_lens: np.ndarray, pack_len: int, multiple: int = 1) -> PackL
     Raises ValueError when they do not fit.
     """
     num = len(seq_lens)
-    ends = np.zeros(num + 1, dtype=np.int64)
-    np.cumsum(-(-seq_lens.astype(np.int64) // multiple) * multiple, out=ends[1:])
-    used = int(ends[-1])
+    lens = seq_lens if multiple == 1 else -(-seq_lens // multiple) * multiple
+    used = int(lens.sum(dtype=np.int64))
     if used > pack_len:
         raise ValueError(
             f"{num} sequences need {used} tokens at a multiple of {multiple}, the pack has "
@@ -75,7 +74,10 @@ def pack_layout(seq_lens: np.ndarray, pack_len: int, multiple: int = 1) -> PackL
     tail = list(range(used + TAIL_DOCUMENT, pack_len, TAIL_DOCUMENT))
     if used < pack_len:
         tail.append(pack_len)
-    return PackLayout(np.append(ends, tail).astype(np.int32), num)
+    cu_seqlens = np.zeros(num + 1 + len(tail), dtype=np.int32)
+    np.cumsum(lens, out=cu_seqlens[1 : num + 1])
+    cu_seqlens[num + 1 :] = tail
+    return PackLayout(cu_seqlens, num)
 
 
 class HbpDataset(torch.utils.data.Dataset):
@@ -106,6 +108,7 @@ class HbpDataset(torch.utils.data.Dataset):
         self.training = training
         self.num_trained = _kept_trained(plan, corpus)
         self.totals = step_totals(plan, self.num_trained)
+        self._trained_share = self.totals.trained_tokens / np.maximum(1, self.totals.real_tokens)
         tokens, masks = zip(*corpus.values, strict=True)
         self._values = (list(tokens), list(masks))
         self._pack_offsets = np.asarray(plan.pack_offsets)  # plain: slices of a memmap are slow
@@ -139,9 +142,7 @@ class HbpDataset(torch.utils.data.Dataset):
             "max_seqlen": layout.max_seqlen,
             "cu_seqlens": torch.from_numpy(layout.cu_seqlens),
             "real_tokens_in_pack": int(lengths.sum()),
-            "trained_share": float(
-                self.totals.trained_tokens[step] / max(1, self.totals.real_tokens[step])
-            ),
+            "trained_share": float(self._trained_share[step]),
             "positions": torch.from_numpy(positions),
             "padding_mask": torch.from_numpy(padding[None]),
         }
