@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from examples.stdlib_text import train_tokenizer, write_rows
-from megatron_hbp.corpus.prepare import prepare_corpus
 from megatron_hbp.corpus import Corpus, write_corpus
+from megatron_hbp.corpus.prepare import prepare_corpus
 
 SEED = 1234
 

@@ -26,7 +26,7 @@ def test_wrong_files_end_in_one_line(tmp_path):
     bad.write_text('not json\n{"a": 1}\n')
     for data, error in (
         (tmp_path / "none.jsonl", "is not a file; name a .jsonl file of chat rows"),
-        (bad, "all 2 rows were rejected: no known text key 1, not JSON 1"),
+        (bad, "all 2 rows were lost: no known text key 1, not JSON 1"),
     ):
         done = _demo(tmp_path / "out", "--data", str(data))
         assert done.returncode == 2
