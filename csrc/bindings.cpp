@@ -449,7 +449,8 @@ hbp::Part PackPart(const Array<int32_t>& bounds, const Array<int64_t>& lengths, 
     Require(lengths.at(d) >= 1 && lengths.at(d) <= bounds.at(d + 1) - bounds.at(d),
             "a sequence must fit its document");
   }
-  Require(low >= 0 && size >= 1 && low + size <= bounds.at(num_documents),
+  const int64_t pack_len = bounds.at(num_documents);
+  Require(size >= 1 && size <= pack_len && low >= 0 && low <= pack_len - size,
           "the part must lie in the pack");
   return {bounds.data(), num_documents, static_cast<int64_t>(lengths.size()), low, size};
 }
@@ -471,6 +472,10 @@ std::vector<hbp::Source<Token>> Sources(const Array<int64_t>& lengths, const Arr
                                         const Array<int64_t>& starts,
                                         const std::vector<Array<Token>>& tokens,
                                         const std::vector<Array<uint8_t>>& masks) {
+  RequireVector(corpus, "corpus");
+  RequireVector(starts, "starts");
+  for (const auto& values : tokens) RequireVector(values, "tokens");
+  for (const auto& values : masks) RequireVector(values, "masks");
   Require(corpus.size() == lengths.size() && starts.size() == lengths.size(),
           "lengths, corpus and starts must be equally long");
   Require(tokens.size() == masks.size(), "there must be a mask for each corpus");
@@ -480,8 +485,8 @@ std::vector<hbp::Source<Token>> Sources(const Array<int64_t>& lengths, const Arr
     const int32_t k = corpus.at(i);
     Require(k >= 0 && k < static_cast<int64_t>(tokens.size()), "corpus must number the corpora");
     const int64_t start = starts.at(i);
-    Require(start >= 0 && start + lengths.at(i) <= std::min(tokens[k].size(), masks[k].size()),
-            "a sequence must lie in its corpus");
+    const int64_t room = std::min(tokens[k].size(), masks[k].size()) - lengths.at(i);
+    Require(start >= 0 && start <= room, "a sequence must lie in its corpus");
     sources.push_back({tokens[k].data() + start, masks[k].data() + start, lengths.at(i)});
   }
   return sources;
@@ -508,6 +513,7 @@ py::tuple PackTargets(const Array<int32_t>& bounds, const Array<int64_t>& length
                       const std::vector<Array<uint8_t>>& masks, const Array<float>& weights) {
   const hbp::Part part = PackPart(bounds, lengths, low, size);
   const auto sources = Sources<Token>(lengths, corpus, starts, tokens, masks);
+  RequireVector(weights, "weights");
   Require(weights.size() == lengths.size(), "there must be a weight for each sequence");
   Array<int64_t> targets(size);
   Array<float> loss_weights(size);

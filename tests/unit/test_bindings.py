@@ -20,6 +20,11 @@ LENGTHS = np.array([5, 3, 4])
 LIMITS = np.array([3, 5])
 DEVIATIONS = np.array([[1, -1], [-1, 1]])
 PEAKS = np.array([3, 0])
+BOUNDS = np.array([0, 4, 10], dtype=np.int32)
+LENGTHS_64 = np.array([4, 5])
+TOKENS = np.arange(8, dtype=np.int32)
+MASKS = np.ones(8, dtype=np.uint8)
+WEIGHTS = np.ones(2, dtype=np.float32)
 NO_ROOM = "starts must leave room"
 
 GOOD = {
@@ -41,6 +46,9 @@ GOOD = {
     "class_tokens": (ITEMS, PACKS, GROUPS, 1, BINS, PACKS, 2),
     "replica_order": (COSTS, STARTS, 1, 2),
     "mixed_steps": (DEVIATIONS, 1, 1, PEAKS),
+    "pack_layout": (BOUNDS, LENGTHS_64, 0, 10),
+    "pack_tokens": (BOUNDS, LENGTHS_64, 0, 10, GROUPS, STARTS, [TOKENS], [MASKS]),
+    "pack_targets": (BOUNDS, LENGTHS_64, 0, 10, GROUPS, STARTS, [TOKENS], [MASKS], WEIGHTS),
 }
 WRITTEN = {  # arguments that a kernel writes to
     "sort_descending": (0,),
@@ -124,6 +132,9 @@ WRONG_VALUES = [
     ("mixed_steps", 3, np.array([1]), "one entry per micro-batch"),
     ("mixed_steps", 1, 0, "per_step must divide"),
     ("mixed_steps", 1, 3, "per_step must divide"),
+    ("pack_layout", 2, 2**63 - 1, "the part must lie in the pack"),
+    ("pack_tokens", 3, 2**63 - 1, "the part must lie in the pack"),
+    ("pack_targets", 5, np.array([2**63 - 1, 0]), "a sequence must lie in its corpus"),
 ]
 for _name in ("best_fit", "first_fit", "next_fit", "iterative_sampling", "look_ahead"):
     WRONG_VALUES += [
