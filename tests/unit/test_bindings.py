@@ -216,7 +216,7 @@ def test_wrong_types_and_shapes(name):
             if argument.dtype.names is None:
                 wrong += [argument.astype(np.int16), argument.astype(np.uint64)]
                 wrong += [argument.astype(argument.dtype.newbyteorder())]
-                wrong += [argument.astype(np.float32)]
+                wrong += [argument.astype(np.float32 if argument.dtype.kind != "f" else np.float16)]
             else:
                 wrong += [argument["length"].copy(), argument.astype([("id", "i4"), ("len", "i8")])]
             if len(argument) > 1:
