@@ -5,7 +5,7 @@ Guarantees (asserted by tests/unit/test_cli.py):
 - no line is wider than 100 columns.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from megatron_hbp.report.text import table
 
 _SINGLE_LEVEL_PACKERS = ("isf", "best_fit", "first_fit_decreasing", "best_fit_decreasing")
 # name in the metrics, heading
-_HEADINGS = {
+HEADINGS = {
     "padding_ratio": "PR",
     "communication_ratio": "CR",
     "tokens_per_rank": "Ave-T",
@@ -54,20 +54,29 @@ def compare_plan(
     The others get the sequences that the plan keeps, for one epoch. progress is called with a line
     before each method. cost: see placement_metrics().
     """
+    compared = {}
+    for name, placement, sources in placements(plan, progress, cost):
+        found = placement_metrics(placement, plan.num_stages, source_ids=sources, cost=cost)
+        steps = round(plan.num_steps / plan.epochs) if name == "HBP" else placement.num_steps
+        compared[name] = {"steps_per_epoch": steps, **found}
+    return compared
+
+
+def placements(
+    plan: Plan, progress: Callable[[str], None], cost: PackCost = DENSE_8B_H100
+) -> Iterator[tuple[str, Placement, np.ndarray | None]]:
+    """Name, placement and source of each sequence (None: one source), HBP first.
+
+    Arguments as for compare_plan(); of the plan all epochs are placed.
+    """
+    yield "HBP", plan_placement(plan), plan.source_ids
     kept = plan.seq_lens > 0
     lens = np.ascontiguousarray(plan.seq_lens[kept], dtype=np.int64)
     sources = None if plan.source_ids is None else plan.source_ids[kept]
     methods = _methods(plan, lens, cost)
-    found = placement_metrics(
-        plan_placement(plan), plan.num_stages, source_ids=plan.source_ids, cost=cost
-    )
-    compared = {"HBP": {"steps_per_epoch": round(plan.num_steps / plan.epochs), **found}}
     for index, (name, method) in enumerate(methods.items()):
         progress(f"comparing with {name} ({index + 1} of {len(methods)})")
-        placement = method()
-        found = placement_metrics(placement, plan.num_stages, source_ids=sources, cost=cost)
-        compared[name] = {"steps_per_epoch": placement.num_steps, **found}
-    return compared
+        yield name, method(), sources
 
 
 def compare_text(compared: dict[str, dict[str, float]]) -> str:
@@ -75,7 +84,7 @@ def compare_text(compared: dict[str, dict[str, float]]) -> str:
     first = [["method", "steps"]]
     first += [[method, f"{values['steps_per_epoch']:.0f}"] for method, values in compared.items()]
     parts, rows = [_LEGEND], first
-    for name, heading in _HEADINGS.items():
+    for name, heading in HEADINGS.items():
         if name not in compared["HBP"]:
             continue
         digits = 1 if name == "tokens_per_rank" else 4
