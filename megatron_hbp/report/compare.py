@@ -16,6 +16,7 @@ from megatron_hbp.baselines import (
     unbalanced_levels,
 )
 from megatron_hbp.cost import DENSE_8B_H100, PackCost
+from megatron_hbp.level import Level
 from megatron_hbp.metrics import placement_metrics
 from megatron_hbp.online import schedule_online
 from megatron_hbp.placement import Placement
@@ -55,7 +56,7 @@ def compare_plan(
     before each method. cost: see placement_metrics().
     """
     compared = {}
-    for name, placement, sources in placements(plan, progress, cost):
+    for name, placement, _, sources in placements(plan, progress, cost):
         found = placement_metrics(placement, plan.num_stages, source_ids=sources, cost=cost)
         steps = round(plan.num_steps / plan.epochs) if name == "HBP" else placement.num_steps
         compared[name] = {"steps_per_epoch": steps, **found}
@@ -64,19 +65,20 @@ def compare_plan(
 
 def placements(
     plan: Plan, progress: Callable[[str], None], cost: PackCost = DENSE_8B_H100
-) -> Iterator[tuple[str, Placement, np.ndarray | None]]:
-    """Name, placement and source of each sequence (None: one source), HBP first.
+) -> Iterator[tuple[str, Placement, tuple[Level, ...] | None, np.ndarray | None]]:
+    """Name, placement, levels (None: CP sizes as they come) and sources, HBP first.
 
-    Arguments as for compare_plan(); of the plan all epochs are placed.
+    Arguments as for compare_plan(); of the plan all epochs are placed. Sources are int32
+    [sequences], None where there is one only.
     """
-    yield "HBP", plan_placement(plan), plan.source_ids
+    yield "HBP", plan_placement(plan), plan.levels, plan.source_ids
     kept = plan.seq_lens > 0
     lens = np.ascontiguousarray(plan.seq_lens[kept], dtype=np.int64)
     sources = None if plan.source_ids is None else plan.source_ids[kept]
     methods = _methods(plan, lens, cost)
-    for index, (name, method) in enumerate(methods.items()):
+    for index, (name, (levels, method)) in enumerate(methods.items()):
         progress(f"comparing with {name} ({index + 1} of {len(methods)})")
-        yield name, method(), sources
+        yield name, method(), levels, sources
 
 
 def compare_text(compared: dict[str, dict[str, float]]) -> str:
@@ -104,8 +106,10 @@ def _beside(left: list[list[str]], right: list[list[str]]) -> list[list[str]]:
     return [[*row, *more] for row, more in zip(left, right, strict=True)]
 
 
-def _methods(plan: Plan, lens: np.ndarray, cost: PackCost) -> dict[str, Callable[[], Placement]]:
-    """By name, what places lens: int64 [kept], the lengths that the plan keeps."""
+def _methods(
+    plan: Plan, lens: np.ndarray, cost: PackCost
+) -> dict[str, tuple[tuple[Level, ...] | None, Callable[[], Placement]]]:
+    """By name, the levels and what places lens: int64 [kept], the lengths that the plan keeps."""
     ranks, microbatches, seed = plan.num_ranks, plan.num_microbatches, plan.seed
     level, multiples = plan.levels[-1], plan.alignment.document_multiples
     longest = f"{level.pack_len}:{level.cp_size}"
@@ -125,14 +129,18 @@ def _methods(plan: Plan, lens: np.ndarray, cost: PackCost) -> dict[str, Callable
             lens, plan.token_budget, ranks, microbatches, barrier=barrier, cost=cost, seed=seed
         )
 
+    one = (level,)
     return {
-        "levels, unbalanced": lambda: unbalanced_levels(
-            lens, plan.levels, ranks, microbatches, seed=seed, multiples=multiples
+        "levels, unbalanced": (
+            plan.levels,
+            lambda: unbalanced_levels(
+                lens, plan.levels, ranks, microbatches, seed=seed, multiples=multiples
+            ),
         ),
-        **{f"{longest} {packer}": packed(packer) for packer in _SINGLE_LEVEL_PACKERS},
-        f"{longest} in order": laid_out("input"),
-        f"{longest} random": laid_out("random"),
-        f"{longest} sorted": laid_out("ascending"),
-        "online": online("microbatch"),
-        "online, no lockstep": online("step"),
+        **{f"{longest} {packer}": (one, packed(packer)) for packer in _SINGLE_LEVEL_PACKERS},
+        f"{longest} in order": (one, laid_out("input")),
+        f"{longest} random": (one, laid_out("random")),
+        f"{longest} sorted": (one, laid_out("ascending")),
+        "online": (None, online("microbatch")),
+        "online, no lockstep": (None, online("step")),
     }

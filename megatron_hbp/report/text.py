@@ -41,7 +41,7 @@ def plan_document(plan: Plan, seq_lens: np.ndarray) -> dict[str, Any]:
         "mixing": plan.mixing,
         "counts": plan.counts(),
         "dropped_tokens": dropped_tokens,
-        "sources": _sources(plan, seq_lens),
+        "sources": plan_sources(plan, seq_lens),
         "levels": levels,
         "steps_per_epoch": np.diff(plan.epoch_offsets).tolist(),
         "metrics": plan.metrics(),
@@ -90,8 +90,11 @@ def plan_text(plan: Plan, seq_lens: np.ndarray) -> str:
     return "\n\n".join([*parts, table(level_rows), run, table(metric_rows)])
 
 
-def _sources(plan: Plan, seq_lens: np.ndarray) -> list[dict[str, Any]]:
-    """Of each source that occurs: what went in, and its share of the tokens of all epochs."""
+def plan_sources(plan: Plan, seq_lens: np.ndarray) -> list[dict[str, Any]]:
+    """Of each source that occurs: what went in, and its share of the tokens of all epochs.
+
+    seq_lens: the planner's input lengths.
+    """
     if plan.source_ids is None:
         return []
     sequences = np.bincount(plan.source_ids)
