@@ -1,0 +1,128 @@
+"""Seconds of one micro-batch on a rank and its slowest stage, term by term, from first principles.
+
+Guarantees (asserted by tests/unit/test_cost_model.py): see cost_model.py, which adds up the terms.
+All times grow with tokens of a rank, with squared lengths over CP, or not at all, so a term is a
+rate times an amount.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from megatron_hbp.hardware import Device
+from megatron_hbp.level import Level
+from megatron_hbp.model_shape import ModelShape
+from megatron_hbp.run_layout import RunLayout, Stage, members_on_node, stages_of
+
+ELEMENT_BYTES = 2  # bf16 on the wire
+# FLOPs of flash attention's backward over its forward: five products instead of two.
+ATTENTION_BACKWARD = 2.5
+# What routed experts' small products reach of the efficiency of large ones; an assumption.
+EXPERT_EFFICIENCY = 0.75
+# Terms whose forward is repeated by recomputed layers.
+REPEATED = ("linear", "attention", "cp_intra", "cp_inter")
+
+
+@dataclass(frozen=True)
+class MicroBatchTerms:
+    """Rates of `model` on `device` in `layout`."""
+
+    model: ModelShape
+    device: Device
+    layout: RunLayout
+
+    def seconds(
+        self, level: Level, tokens: np.ndarray, squares: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """float64 [packs] each: fixed, linear, attention, cp_intra, cp_inter, tp, moe, and again_X.
+
+        tokens, squares: float64 [packs], of a rank. again_X: the forward of X that the level's
+        recomputed layers repeat; again_linear holds that of tp and moe, too.
+        """
+        intra, inter = self._exchange(level.cp_size)
+        share = self._recomputed_share(level)
+        layers, logits = self._products(self.stage)
+        linear = tokens * layers
+        attention = squares * self._attention
+        tp, moe = tokens * self._tensor_parallel, tokens * self._experts
+        return {
+            "fixed": np.full(len(tokens), self.device.launch_seconds * self.stage.num_layers),
+            "linear": 3 * (linear + tokens * logits),
+            "attention": (1 + ATTENTION_BACKWARD) * attention,
+            "cp_intra": 2 * tokens * intra,
+            "cp_inter": 2 * tokens * inter,
+            "tp": 2 * tp,
+            "moe": 2 * moe,
+            "again_linear": share * (linear + tp + moe),
+            "again_attention": share * attention,
+            "again_cp_intra": share * tokens * intra,
+            "again_cp_inter": share * tokens * inter,
+        }
+
+    @cached_property
+    def stage(self) -> Stage:
+        """The slowest stage: the one with the most matrix products."""
+        stages = stages_of(self.model, self.layout)
+        return max(stages, key=lambda stage: sum(self._products(stage)))
+
+    def _products(self, stage: Stage) -> tuple[float, float]:
+        """Forward seconds per token of a rank: layers, output layer."""
+        model = self.model
+        speed = self.device.peak_flops * self.device.matmul_efficiency * self.layout.tp_size
+        large = stage.num_layers * model.attention_matmul_flops_per_token()
+        large += stage.dense_layers * model.dense_mlp_flops_per_token()
+        large += stage.moe_layers * model.shared_flops_per_token()
+        small = stage.moe_layers * model.expert_flops_per_token()
+        logits = model.logit_flops_per_token() if stage.has_logits else 0.0
+        return (large + small / EXPERT_EFFICIENCY) / speed, logits / speed
+
+    @cached_property
+    def _attention(self) -> float:
+        """Forward seconds per squared token of a rank."""
+        share = self.stage.num_layers / self.model.num_layers
+        speed = self.device.peak_flops * self.device.attention_efficiency * self.layout.tp_size
+        return share * self.model.attention_flops_per_square() / speed
+
+    @cached_property
+    def _tensor_parallel(self) -> float:
+        """Forward seconds per token of a rank.
+
+        An all-gather and a reduce-scatter (or an all-reduce, the same bytes) around attention, and
+        around the MLP or the shared experts.
+        """
+        tp, stage = self.layout.tp_size, self.stage
+        blocks = stage.num_layers + stage.dense_layers
+        if self.model.moe_shared_ffn_hidden_size:
+            blocks += stage.moe_layers
+        on_node = tp <= self.device.devices_per_node
+        link = self.device.intra_node_bandwidth if on_node else self.device.inter_node_bandwidth
+        return blocks * 2 * self.model.hidden_size * ELEMENT_BYTES * (tp - 1) / tp / link
+
+    @cached_property
+    def _experts(self) -> float:
+        """Forward seconds per token of a rank: a copy for each expert goes out and comes back."""
+        copies = self.model.moe_topk * self.model.hidden_size / self.layout.tp_size
+        inside, between = self._sent(self.layout.ep_size, self.layout.expert_tp_size)
+        return self.stage.moe_layers * 2 * copies * ELEMENT_BYTES * (inside + between)
+
+    def _exchange(self, cp_size: int) -> tuple[float, float]:
+        """Forward seconds of Ulysses per token of a rank: inside a node, between nodes."""
+        values = self.model.exchanged_values_per_token(cp_size, self.layout.tp_size)
+        sent = self.stage.num_layers * values * ELEMENT_BYTES
+        inside, between = self._sent(cp_size, self.layout.tp_size)
+        return sent * inside, sent * between
+
+    def _sent(self, size: int, stride: int) -> tuple[float, float]:
+        """Seconds of a byte spread evenly over a group of GPUs: inside a node, between nodes."""
+        near = members_on_node(size, stride, self.device.devices_per_node)
+        return (
+            (near - 1) / size / self.device.intra_node_bandwidth,
+            (size - near) / size / self.device.inter_node_bandwidth,
+        )
+
+    def _recomputed_share(self, level: Level) -> float:
+        """Of the slowest stage's layers, those that are recomputed."""
+        layers = level.recompute_layers
+        whole = self.model.num_layers if layers == "full" else layers
+        return self.stage.recomputed(whole, self.layout.num_chunks) / self.stage.num_layers
