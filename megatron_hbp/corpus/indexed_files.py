@@ -109,7 +109,10 @@ class HashingFile:
         self.size = 0
         if written is not None:
             self._take_up(*written)
-        self._file = path.open("ab" if self.size else "wb")
+        if self.size == 0:
+            path.write_bytes(b"")
+        # appends always: what another process may write then shows in the size
+        self._file = path.open("ab", buffering=0)
 
     def _take_up(self, size: int, digest: str) -> None:
         if size:
@@ -126,22 +129,28 @@ class HashingFile:
             os.truncate(self._path, size)
 
     def write(self, data: bytes | memoryview) -> None:
-        self._file.write(data)
+        self._check_place()
+        left = memoryview(data)
+        while left:
+            left = left[self._file.write(left) :]
         self._digest.update(data)
         self.size += len(data)
 
     def sync(self) -> tuple[int, str]:
         """Brings everything to the disk; (bytes, SHA-256 as hexadecimal text) so far."""
-        self._file.flush()
         os.fsync(self._file.fileno())
-        status = os.fstat(self._file.fileno())
+        self._check_place()
+        return self.size, self._digest.hexdigest()
+
+    def _check_place(self) -> None:
+        """Finds that another process took the file away, or wrote into it."""
+        here = os.fstat(self._file.fileno())
         try:
-            alone = os.path.samestat(status, os.stat(self._path)) and status.st_size == self.size
+            alone = os.path.samestat(here, os.stat(self._path)) and here.st_size == self.size
         except FileNotFoundError:
             alone = False
         if not alone:
             raise ChangedFileError(f"{self._path} was changed by another process; run again")
-        return self.size, self._digest.hexdigest()
 
     def close(self) -> tuple[int, str]:
         """As `sync`, and nothing can be written any more."""

@@ -1,0 +1,1 @@
+"""Programs that are killed, and what they are given to work on."""
