@@ -10,6 +10,7 @@ Guarantees (asserted by tests/unit/test_trained.py):
 """
 
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,38 @@ class Trained:
     problems: list[str]
 
 
-def trained_steps(folder: str | Path, plan: Plan) -> Trained:
+@dataclass(frozen=True)
+class LoggedStep:
+    """A line of a rank: a step that it trained.
+
+    rank: in the DP x CP domain. wall_seconds: from its first forward to its last backward.
+    cpu_seconds: of each micro-batch. sequences: int64 [ids] of each micro-batch, on one of the
+    ranks that share a pack. Times that the line does not tell are NaN, the rank -1.
+    """
+
+    rank: int
+    wall_seconds: float
+    cpu_seconds: list[float]
+    sequences: list[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Logged:
+    """files: of each rank's file the steps that count, from the plan's first on; None for a step
+    that is not logged. restarts, problems: as in Trained.
+    """
+
+    files: list[list[LoggedStep | None]]
+    restarts: int
+    problems: list[str]
+
+    @property
+    def steps(self) -> int:
+        """Steps that every rank has logged."""
+        return min(map(len, self.files))
+
+
+def logged_steps(folder: str | Path, plan: Plan) -> Logged:
     """Reads the log of a run over `plan`. Raises ValueError when the folder holds none."""
     files = sorted(Path(folder).glob("rank-*.jsonl"))
     if not files:
@@ -49,20 +81,29 @@ def trained_steps(folder: str | Path, plan: Plan) -> Trained:
             restarts = max(restarts, starts - 1)
     if not logs:
         raise ValueError(f"{folder} holds no line of plan {name}; name the plan that was trained")
-    steps = min(map(len, logs))
-    for step in range(min(steps, plan.num_steps)):
+    return Logged(logs, restarts, problems)
+
+
+def trained_steps(folder: str | Path, plan: Plan) -> Trained:
+    """What the log of a run over `plan` proves. Raises ValueError when the folder holds none."""
+    logged = logged_steps(folder, plan)
+    problems = logged.problems
+    for step in range(min(logged.steps, plan.num_steps)):
+        lines = [log[step] for log in logged.files]
         for m in range(plan.num_microbatches):
-            problems += _microbatch_problems(plan, step, m, [log[step] for log in logs])
+            problems += _microbatch_problems(
+                plan, step, m, [[] if line is None else line.sequences for line in lines]
+            )
         if len(problems) > _SHOWN:
             break
-    if steps > plan.num_steps:
-        problems.append(f"{steps} steps are logged, the plan has {plan.num_steps}")
-    return Trained(steps, restarts, problems[:_SHOWN])
+    if logged.steps > plan.num_steps:
+        problems.append(f"{logged.steps} steps are logged, the plan has {plan.num_steps}")
+    return Trained(logged.steps, logged.restarts, problems[:_SHOWN])
 
 
-def _read(file: Path, name: str, problems: list[str]) -> tuple[list[list[np.ndarray]], int]:
-    """The sequences of each micro-batch of each step that counts; how many processes started."""
-    log: list[list[np.ndarray]] = []
+def _read(file: Path, name: str, problems: list[str]) -> tuple[list[LoggedStep | None], int]:
+    """The steps that count; how many processes started."""
+    log: list[LoggedStep | None] = []
     starts = 0
     torn = 0  # number of a line that must be a process's last
     for number, line in enumerate(file.read_bytes().splitlines(), start=1):
@@ -84,7 +125,7 @@ def _read(file: Path, name: str, problems: list[str]) -> tuple[list[list[np.ndar
                     f"{where}: the run goes on at step {entry['start']}, steps {len(log)} to "
                     f"{entry['start'] - 1} are not logged"
                 )
-                log += [[] for _ in range(entry["start"] - len(log))]
+                log += [None] * (entry["start"] - len(log))
             del log[entry["start"] :]
             continue
         step = entry["step"]
@@ -93,7 +134,15 @@ def _read(file: Path, name: str, problems: list[str]) -> tuple[list[list[np.ndar
         if step != len(log):
             problems.append(f"{where}: step {step} follows step {len(log) - 1} without a restart")
             break
-        log.append([np.array(m["sequences"], dtype=np.int64) for m in entry["microbatches"]])
+        microbatches = entry["microbatches"]
+        log.append(
+            LoggedStep(
+                entry.get("rank", -1),
+                entry.get("wall_seconds", math.nan),
+                [m.get("cpu_seconds", math.nan) for m in microbatches],
+                [np.array(m["sequences"], dtype=np.int64) for m in microbatches],
+            )
+        )
     return log, starts
 
 
