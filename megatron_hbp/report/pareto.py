@@ -21,7 +21,7 @@ from megatron_hbp.metrics import placement_metrics
 from megatron_hbp.plan import Plan
 from megatron_hbp.planner import build_plan
 
-SAMPLE = 200_000
+SAMPLE = 500_000
 # Goals of the front: name in the metrics, heading, whether more is better.
 GOALS = (
     ("attention_balance_ratio", "ABR", False),
