@@ -3,9 +3,9 @@
 The bare tokenizer gets the rendered texts of the same rows, in memory, in large batches, with its
 library's own threads, and only has to give ids back. `hbp prepare` reads, parses, renders, masks,
 tokenises, checks, hashes and writes. Both use all cores; the best of a few turns each, one after
-the other, is compared. The bar is for the mixture of long and short rows, with the tokenizers of
-usual vocabularies (BPE); short rows and a unigram model of 2,000 pieces, which is five times as fast,
-show what the rest of the work costs.
+the other, is compared. The bar is for the mixture of long and short rows, with the two BPE
+tokenizers; short rows, and a unigram model of 2,000 pieces, which is five times as fast, show what
+the rest of the work costs.
 """
 
 import argparse
