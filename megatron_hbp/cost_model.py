@@ -4,7 +4,8 @@ A micro-batch on a rank and stage, forward and backward, takes
     fixed          launch_seconds x layers
   + linear         matrix products of S tokens / achieved FLOP/s, forward once, backward twice
   + attention      sum of squared lengths / CP: Ulysses gives each CP rank its share of the heads
-  + CP, TP and MoE communication, forward and backward alike: bytes / bandwidth, not overlapped
+  + CP, TP and MoE communication, forward and backward alike: bytes / bandwidth; a share of TP's is
+                   hidden (TP_OVERLAP), nothing of the others
   + recompute      the forward of the recomputed layers once more, its communication included.
 A step adds fill and drain of the pipeline, its stalls by unequal micro-batches, and the part of the
 data-parallel reduction that is not hidden. The stage counted is the slowest one.
@@ -18,7 +19,7 @@ Guarantees (asserted by tests/unit/test_cost_model.py):
 - pack_cost() orders full packs as pack_seconds() does.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -203,6 +204,23 @@ class CostModel:
                 recompute_layers=self.model.num_layers if layers == "full" else layers,
             )
             for stage in self.stages
+        )
+
+    def check_fits(self, level: Level) -> None:
+        """Raises ValueError when the fullest GPU cannot hold what the level needs."""
+        needed = self.memory(level)
+        if needed.total <= self.device.memory_bytes:
+            return
+        parts = {
+            field.name: getattr(needed, field.name) / 2**30
+            for field in fields(Memory)
+            if getattr(needed, field.name)
+        }
+        listed = ", ".join(f"{name} {gib:.1f}" for name, gib in parts.items())
+        raise ValueError(
+            f"level {level} of {self.model.name} needs {needed.total / 2**30:.1f} GiB ({listed}) on "
+            f"{self.device.name}, which has {self.device.memory_bytes / 2**30:.1f}; use more "
+            "recompute, a smaller token budget, or more TP, EP or stages"
         )
 
     def least_recompute(self, pack_len: int, cp_size: int) -> int | None:

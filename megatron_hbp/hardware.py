@@ -55,9 +55,11 @@ class Device:
                 raise ValueError(f"{where}, a share of the peak; give at most 1")
 
 
-# Achieved share of a link's peak in large NCCL collectives; an assumption.
+# What large collectives reach of a link's peak. Published: NCCL 230 .. 250 of 300 GB/s on A100,
+# all-to-all of DeepEP 726 of 900 GB/s on B200 and 43 .. 47 of 50 GB/s between nodes.
 _LINK_EFFICIENCY = 0.8
-_LAUNCH_SECONDS = 1e-3
+# An assumption: launches of the kernels of one layer that computation does not hide.
+_LAUNCH_SECONDS = 3e-4
 
 
 def _device(
@@ -82,11 +84,15 @@ def _device(
     )
 
 
+# Memory: what PyTorch reports (79.11, 139.8 and 178.35 GiB). FLOP/s and links: NVIDIA's data sheets
+# (A100, H100 SXM, H200 SXM, HGX B200; NVLink 600, 900, 900, 1800 GB/s both ways) and DGX guides (one
+# InfiniBand port a GPU: 200 Gb/s HDR on DGX A100, 400 Gb/s NDR on DGX H100, H200 and B200).
+# Efficiencies meet published speeds in bf16, see docs/profile.md.
 _KNOWN = (
-    _device("a100-80gb", 79.15, 312, (0.65, 0.50), (300, 25)),
-    _device("h100-80gb", 79.11, 989, (0.55, 0.45), (450, 50)),
-    _device("h200-141gb", 139.8, 989, (0.55, 0.45), (450, 50)),
-    _device("b200-192gb", 178.35, 2250, (0.50, 0.40), (900, 50)),
+    _device("a100-80gb", 79.15, 312, (0.62, 0.55), (300, 25)),
+    _device("h100-80gb", 79.11, 989, (0.55, 0.50), (450, 50)),
+    _device("h200-141gb", 139.8, 989, (0.55, 0.50), (450, 50)),
+    _device("b200-192gb", 178.35, 2250, (0.50, 0.45), (900, 50)),
 )
 
 DEVICES = {device.name: device for device in _KNOWN}

@@ -18,8 +18,12 @@ from megatron_hbp.run_layout import RunLayout, Stage, members_on_node, stages_of
 ELEMENT_BYTES = 2  # bf16 on the wire
 # FLOPs of flash attention's backward over its forward: five products instead of two.
 ATTENTION_BACKWARD = 2.5
-# What routed experts' small products reach of the efficiency of large ones; an assumption.
-EXPERT_EFFICIENCY = 0.75
+# Routed experts' products are small: experts of this hidden width reach half the efficiency of
+# large products, wider ones width / (width + this). An assumption that meets the published speeds of
+# Mixtral 8x7B (14336) and Qwen3-30B-A3B (768), see docs/profile.md.
+EXPERT_HALF_WIDTH = 512
+# Of tensor-parallel communication, what products hide (--tp-comm-overlap); an assumption.
+TP_OVERLAP = 0.5
 # Terms whose forward is repeated by recomputed layers.
 REPEATED = ("linear", "attention", "cp_intra", "cp_inter")
 
@@ -75,7 +79,9 @@ class MicroBatchTerms:
         large += stage.moe_layers * model.shared_flops_per_token()
         small = stage.moe_layers * model.expert_flops_per_token()
         logits = model.logit_flops_per_token() if stage.has_logits else 0.0
-        return (large + small / EXPERT_EFFICIENCY) / speed, logits / speed
+        if small:
+            small *= 1 + EXPERT_HALF_WIDTH / model.moe_ffn_hidden_size
+        return (large + small) / speed, logits / speed
 
     @cached_property
     def _attention(self) -> float:
@@ -97,7 +103,8 @@ class MicroBatchTerms:
             blocks += stage.moe_layers
         on_node = tp <= self.device.devices_per_node
         link = self.device.intra_node_bandwidth if on_node else self.device.inter_node_bandwidth
-        return blocks * 2 * self.model.hidden_size * ELEMENT_BYTES * (tp - 1) / tp / link
+        sent = blocks * 2 * self.model.hidden_size * ELEMENT_BYTES * (tp - 1) / tp
+        return (1 - TP_OVERLAP) * sent / link
 
     @cached_property
     def _experts(self) -> float:
