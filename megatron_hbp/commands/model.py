@@ -15,7 +15,7 @@ from megatron_hbp.cost_model import CostModel, FitReport, RunLayout, analytic, f
 from megatron_hbp.hardware import DEVICES, find_device
 from megatron_hbp.models import MODELS, find_model
 from megatron_hbp.plan import Plan
-from megatron_hbp.profile import Profile
+from megatron_hbp.profile import Profile, check_profile_matches
 
 # Field of RunLayout, flag, attribute of Plan that decides it (None: a plan does not say).
 _LAYOUT = (
@@ -27,8 +27,6 @@ _LAYOUT = (
     ("ep_size", "--ep", None),
     ("expert_tp_size", "--expert-tp", None),
 )
-# A profile measured with other ranks or micro-batches still tells what a micro-batch takes.
-_FREE_OF_PROFILE = ("num_ranks", "num_microbatches")
 
 
 @dataclass(frozen=True)
@@ -97,23 +95,13 @@ def given_model(namespace: argparse.Namespace, plan: Plan | None = None) -> Give
 
 def _fitted(namespace: argparse.Namespace, plan: Plan | None) -> GivenModel:
     profile = Profile.load(namespace.profile)
-    for flag, given, profiled, find in (
-        ("--model", namespace.model, profile.model, find_model),
-        ("--device", namespace.device, profile.device, find_device),
-    ):
-        if given is not None and given != profiled and find(given).name != profiled:
-            raise ValueError(
-                f"{flag} is {given}, profile {namespace.profile} was measured with {profiled}; "
-                "leave the flag out, or measure again"
-            )
     layout = _layout(namespace, plan, profile.layout)
-    for name, flag, _ in _LAYOUT:
-        wanted, measured = getattr(layout, name), getattr(profile.layout, name)
-        if name not in _FREE_OF_PROFILE and wanted != measured:
-            raise ValueError(
-                f"the run has {flag} {wanted}, profile {namespace.profile} was measured with "
-                f"{measured}; measure again, or use --model and --device without the profile"
-            )
+    check_profile_matches(
+        profile,
+        model=namespace.model or profile.model,
+        device=namespace.device or profile.device,
+        layout=layout,
+    )
     cost, fit = fitted(profile)
     return GivenModel(dataclasses.replace(cost, layout=layout), profile, fit)
 
