@@ -35,6 +35,7 @@ from megatron_hbp.report.page_words import (
 )
 from megatron_hbp.report.pareto import GOALS, search
 from megatron_hbp.report.text import plan_sources
+from megatron_hbp.report.words import method_name, percent
 from megatron_hbp.simulate import simulate
 
 _MARKER = "<!doctype html><!-- made by hbp report -->"
@@ -190,8 +191,9 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["percent"] = lambda at: f"{at:.3f}".rstrip("0").rstrip(".") + "%"
-    environment.filters["share"] = lambda part: f"{100 * part:.2f} %"
+    environment.filters["share"] = lambda part: percent(part, 2)
     environment.filters["number"] = _number
+    environment.filters["method"] = method_name
     return environment
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from megatron_hbp.placement import Placement
 from megatron_hbp.report.figure import Figure, Mark, Text
+from megatron_hbp.report.words import counted, method_name, percent
 
 _MOST_MICROBATCHES, _MOST_RANKS = 24, 64
 
@@ -43,7 +44,7 @@ def heat_map(placement: Placement, name: str) -> Figure:
             ranks = f"rank {rows[start]}"
             if end - start > 1:
                 ranks = f"ranks {rows[start]}-{rows[end - 1]}"
-            tip = f"step {step}, micro-batch {column}, {ranks}: {load:.1%} of the busiest rank"
+            tip = f"step {step}, micro-batch {column}, {ranks}: {percent(load)} of the busiest rank"
             marks.append(
                 Mark(
                     at * width,
@@ -56,9 +57,9 @@ def heat_map(placement: Placement, name: str) -> Figure:
                 )
             )
     return Figure(
-        title=f"Attention cost of each rank in some micro-batches, {name}",
+        title=f"Attention cost of each rank in some micro-batches, {method_name(name)}",
         height=max(64, min(192, 6 * len(rows))),
-        x_label=f"{len(columns)} of {len(loads):,} micro-batches",
+        x_label=f"{len(columns)} of {counted(len(loads), 'micro-batch', 'es')}",
         y_label="ranks" if len(rows) == loads.shape[1] else f"{len(rows)} of the ranks",
         x_ticks=[
             Text((at + 0.46) * width, f"{columns[at]:,}", minor=0 < index < 3)

@@ -174,5 +174,5 @@ def level_bars(facts: list[LevelFacts]) -> Figure:
             for index, fact in enumerate(facts)
         ],
         marks=marks,
-        legend=tuple(kinds.items()),
+        legend=tuple(item for item in kinds.items() if item[0] in {mark.kind for mark in marks}),
     )

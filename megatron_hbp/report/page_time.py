@@ -15,8 +15,10 @@ from megatron_hbp.cost_model import CostModel
 from megatron_hbp.plan import Plan
 from megatron_hbp.report.figure import Axis, Figure, Mark, Text
 from megatron_hbp.report.page_balance import spread
+from megatron_hbp.report.words import counted, method_name, percent
 from megatron_hbp.timeline import Timeline
 
+AS_MUCH = "as much as"
 _MOST_RANKS, _MOST_STEPS = 32, 48
 _PARTS = {
     "compute": "compute",
@@ -42,7 +44,7 @@ def method_rows(gpu_days: dict[str, float]) -> list[MethodTime]:
     own, *others = gpu_days.items()
     least = min(gpu_days.values())
     rows = [
-        MethodTime(name, days, saving(own[1], days))
+        MethodTime(method_name(name), days, saving(own[1], days).rpartition(" ")[0])
         for name, days in sorted(others, key=lambda item: item[1])
     ]
     rows = [MethodTime("this plan", own[1]), *rows]
@@ -50,10 +52,10 @@ def method_rows(gpu_days: dict[str, float]) -> list[MethodTime]:
 
 
 def saving(own: float, other: float) -> str:
-    """What the plan saves beside another method, e.g. 28 % less."""
+    """What the plan takes beside another method, e.g. 28 % less than."""
     if abs(1 - own / other) < 0.0005:
-        return "as much"
-    return f"{abs(1 - own / other):.1%} {'less' if own < other else 'more'}".replace("%", " %")
+        return AS_MUCH
+    return f"{percent(abs(1 - own / other))} {'less' if own < other else 'more'} than"
 
 
 def words(timeline: Timeline) -> Iterator[str]:
@@ -68,15 +70,16 @@ def words(timeline: Timeline) -> Iterator[str]:
     }
     shares = timeline.shares()
     parts = ", ".join(
-        f"{names.get(name, name)} {share:.1%}".replace("%", " %")
+        f"{names.get(name, name)} {percent(share)}"
         for name, share in shares.items()
         if share >= 0.0005
     )
     yield (
-        f"{timeline.num_steps:,} steps, {_duration(timeline.total_seconds)} on "
-        f"{timeline.cost.layout.world_size:,} GPUs: {timeline.tokens_per_gpu_second:,.0f} tokens a "
-        f"second and GPU, {timeline.model_flops_utilization:.1%} of their peak (MFU). Of all "
-        f"ranks' time: {parts}.".replace("% of", " % of")
+        f"{counted(timeline.num_steps, 'step')}, {_duration(timeline.total_seconds)} on "
+        f"{counted(timeline.cost.layout.world_size, 'GPU')}: "
+        f"{timeline.tokens_per_gpu_second:,.0f} tokens a second and GPU, "
+        f"{percent(timeline.model_flops_utilization)} of their peak (MFU). "
+        f"Of all ranks' time: {parts}."
     )
     waits = timeline.waits()
     idle = float(waits.by_step.sum())
@@ -89,7 +92,7 @@ def words(timeline: Timeline) -> Iterator[str]:
         "pipeline": "for other pipeline stages",
     }
     told = ", ".join(
-        f"{100 * seconds / idle:.0f} % {causes[name]}"
+        f"{percent(seconds / idle, 0)} {causes[name]}"
         for name, seconds in waits.by_cause.items()
         if seconds / idle >= 0.005
     )
@@ -98,7 +101,7 @@ def words(timeline: Timeline) -> Iterator[str]:
     if waits.charged.sum() > 0:
         rank = int(waits.worst_ranks(1)[0])
         share = waits.charged[rank] / waits.charged.sum()
-        text += f", and most often for rank {rank} ({100 * share:.0f} % of the waits for a rank)"
+        text += f", and most often for rank {rank} ({percent(share, 0)} of the waits for a rank)"
     yield text + "."
 
 
@@ -124,7 +127,7 @@ def _run_figure(timeline: Timeline, name: str, steps: np.ndarray, axis: Axis) ->
                 left = (at + 0.06) * width
                 marks.append(Mark(left, top, 0.88 * width, height, kind, tip))
     return Figure(
-        title=f"The mean rank's steps, {'this plan' if name == 'HBP' else name}",
+        title=f"The mean rank's steps, {method_name(name)}",
         height=180,
         x_label=f"step ({len(steps)} of {timeline.num_steps:,})",
         y_label="seconds",
@@ -173,7 +176,8 @@ def _step_figure(timeline: Timeline, step: int, name: str) -> Figure:
         y_label="rank",
         x_ticks=axis.texts_at(),
         y_ticks=[
-            Text((at + 0.5) * height, str(ranks[at])) for at in spread(len(ranks), 5).tolist()
+            Text((at + 0.5) * height, str(ranks[at]))
+            for at in spread(len(ranks), 5 if len(ranks) >= 15 else 3).tolist()
         ],
         marks=marks,
     )
@@ -207,10 +211,10 @@ def assumptions(plan: Plan, cost: CostModel) -> Iterator[str]:
     )
     yield (
         f"GPU {device.name}: {device.peak_flops / 1e12:,.0f} TFLOP/s at its peak, of which matrix "
-        f"products reach {device.matmul_efficiency:.0%} and attention "
-        f"{device.attention_efficiency:.0%}; {device.intra_node_bandwidth / 1e9:,.0f} GB/s to a "
-        f"GPU of the same node ({device.devices_per_node} a node), "
-        f"{device.inter_node_bandwidth / 1e9:,.0f} GB/s to another node.".replace("%", " %")
+        f"products reach {percent(device.matmul_efficiency, 0)} and attention "
+        f"{percent(device.attention_efficiency, 0)}; {device.intra_node_bandwidth / 1e9:,.0f} GB/s "
+        f"to a GPU of the same node ({device.devices_per_node} a node), "
+        f"{device.inter_node_bandwidth / 1e9:,.0f} GB/s to another node."
     )
     yield (
         f"Layout: {layout.world_size:,} GPUs = {layout.num_ranks} ranks x TP {layout.tp_size} x "
@@ -244,7 +248,7 @@ def measured(timeline: Timeline, step_log: str | Path) -> dict[str, Any]:
     text = (
         f"{len(found.steps):,} of {timeline.num_steps:,} steps are in the log. The measured time "
         f"is {found.scale:.4g} times the predicted one (median){told}; scaled by that, half of the "
-        f"predictions are within {100 * off:.1f} %. {problems}"
+        f"predictions are within {percent(off)}. {problems}"
     )
     rows = spread(len(found.steps), _MOST_STEPS)
     pairs = {
