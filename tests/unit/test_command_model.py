@@ -23,7 +23,7 @@ def _given(*words, plan=None):
 
 
 def _error(*words, plan=None):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=r"\S") as caught:
         _given(*words, plan=plan)
     assert "\n" not in str(caught.value)
     return str(caught.value)
