@@ -1,4 +1,4 @@
-"""The command line: hbp prepare | plan | replan | audit | simulate | report.
+"""The command line: hbp prepare | plan | replan | audit | select | simulate | report.
 
 Guarantees (asserted by tests/unit/test_cli.py):
 - results go to stdout, one error line to stderr (and progress, with --compare);
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from megatron_hbp.commands import audit, plan, prepare, replan, report, simulate
+from megatron_hbp.commands import audit, plan, prepare, replan, report, select, simulate
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parser = _root_parser()
         subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-        for command in (prepare, plan, replan, audit, simulate, report):
+        for command in (prepare, plan, replan, audit, select, simulate, report):
             command.add_command(subparsers)
         namespace = parser.parse_args(argv)
         if isinstance(sys.stdout, io.TextIOWrapper):
