@@ -98,8 +98,8 @@ def run_pipeline(
         )
     shape = (num_steps, num_ranks)
     free = [np.zeros(shape) for _ in range(num_stages)]
-    neighbour, bubble, first_start = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    neighbour_of, bubble_of = np.zeros((2, num_steps, num_microbatches))
+    neighbour, bubble = np.zeros(forward.shape), np.zeros(forward.shape)
+    first_start = np.zeros(shape)
     blamed = np.zeros(num_ranks)
     ends: dict[Work, np.ndarray] = {}
     started_last = False
@@ -110,14 +110,11 @@ def run_pipeline(
         ready = idle_since if needed is None else np.maximum(idle_since, ends.pop(needed))
         start = blocks[microbatch].largest(ready)
         if ready is not idle_since:
-            waited = ready - idle_since
-            bubble += waited
-            bubble_of[:, microbatch] += waited.sum(axis=1)
+            bubble[microbatch] += ready - idle_since
         if start is not ready:
             waited = start - ready
             if waited.any():
-                neighbour += waited
-                neighbour_of[:, microbatch] += waited.sum(axis=1)
+                neighbour[microbatch] += waited
                 blamed += blocks[microbatch].blamed(ready, waited)
         if stage == num_stages - 1 and not started_last:
             first_start, started_last = start, True
@@ -126,17 +123,15 @@ def run_pipeline(
         if work.forward or (stage, work.chunk) != (0, 0):  # the others wait for nobody
             ends[work] = free[stage]
     end = np.maximum.reduce(free)
-    last = num_microbatches - 1
     for stage_end in free:
-        bubble += end - stage_end
-        bubble_of[:, last] += (end - stage_end).sum(axis=1)
+        bubble[-1] += end - stage_end
     return PipelineSeconds(
         end=end,
-        neighbour=neighbour / num_stages,
-        bubble=bubble / num_stages,
+        neighbour=neighbour.sum(axis=0) / num_stages,
+        bubble=bubble.sum(axis=0) / num_stages,
         last_stage=free[-1] - first_start,
-        neighbour_of=neighbour_of / num_stages,
-        bubble_of=bubble_of / num_stages,
+        neighbour_of=neighbour.sum(axis=2).T / num_stages,
+        bubble_of=bubble.sum(axis=2).T / num_stages,
         blamed=blamed / num_stages,
     )
 
