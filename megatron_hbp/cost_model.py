@@ -19,7 +19,7 @@ Guarantees (asserted by tests/unit/test_cost_model.py):
 - pack_cost() orders full packs as pack_seconds() does.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -28,69 +28,19 @@ from megatron_hbp.cost import PackCost
 from megatron_hbp.fit import FitReport, fit_scales
 from megatron_hbp.hardware import Device, find_device
 from megatron_hbp.level import Level
-from megatron_hbp.memory_model import (
-    GRADIENT_BYTES,
-    WEIGHT_BYTES,
-    Memory,
-    stage_memory,
-    stage_parameters,
-)
-from megatron_hbp.micro_batch import REPEATED, MicroBatchTerms
+from megatron_hbp.memory_model import Memory, stage_memory
+from megatron_hbp.micro_batch import REPEATED, MicroBatchTerms, PackSeconds, Scales
 from megatron_hbp.model_shape import ModelShape
 from megatron_hbp.models import find_model
 from megatron_hbp.profile import Profile
+from megatron_hbp.reduction import reduction_seconds
 from megatron_hbp.run_layout import (
     RunLayout,
     Stage,
     check_cp_size,
     check_layout,
-    members_on_node,
     stages_of,
 )
-
-# Of the data-parallel reduction, what the last backward hides (--overlap-grad-reduce and
-# --overlap-param-gather); an assumption.
-REDUCTION_OVERLAP = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scales:
-    """Factors on the analytic terms, 1 without a fit. linear: also of TP and MoE communication."""
-
-    fixed: float = 1.0
-    linear: float = 1.0
-    attention: float = 1.0
-    recompute: float = 1.0
-    cp_intra: float = 1.0
-    cp_inter: float = 1.0
-
-
-@dataclass(frozen=True)
-class PackSeconds:
-    """float64 [packs] each: seconds of each rank of a pack and its stage, forward and backward."""
-
-    fixed: np.ndarray
-    linear: np.ndarray
-    attention: np.ndarray
-    recompute: np.ndarray
-    cp_communication: np.ndarray
-    tp_communication: np.ndarray
-    moe_communication: np.ndarray
-
-    @property
-    def total(self) -> np.ndarray:
-        """float64 [packs]"""
-        return self.computation + self.communication
-
-    @property
-    def computation(self) -> np.ndarray:
-        """float64 [packs]: all but communication; recompute counts as computation."""
-        return self.fixed + self.linear + self.attention + self.recompute
-
-    @property
-    def communication(self) -> np.ndarray:
-        """float64 [packs]"""
-        return self.cp_communication + self.tp_communication + self.moe_communication
 
 
 @dataclass(frozen=True)
@@ -117,7 +67,7 @@ class CostModel:
     model: ModelShape
     device: Device
     layout: RunLayout
-    scales: Scales = Scales()
+    scales: Scales = field(default_factory=Scales)
 
     def __post_init__(self) -> None:
         check_layout(self.model, self.layout)
@@ -175,16 +125,8 @@ class CostModel:
 
     @cached_property
     def reduction_seconds(self) -> float:
-        """Seconds of the gradients' reduction and the weights' gathering that nothing hides."""
-        per_stage = (stage_parameters(self.model, self.layout, stage) for stage in self.stages)
-        split = self.layout.ep_size * self.layout.expert_tp_size
-        stage_gpus = self.layout.num_ranks * self.layout.tp_size
-        worst = max(
-            self._reduction(dense, self.layout.num_ranks, self.layout.tp_size)
-            + self._reduction(experts, stage_gpus // split, split)
-            for dense, experts in per_stage
-        )
-        return (1.0 - REDUCTION_OVERLAP) * worst
+        """Seconds of the data-parallel reduction that nothing hides (see reduction.py)."""
+        return reduction_seconds(self.model, self.device, self.layout)
 
     def memory(self, level: Level) -> Memory:
         """Memory of the fullest GPU when all micro-batches in flight are of the level."""
@@ -212,15 +154,15 @@ class CostModel:
         if needed.total <= self.device.memory_bytes:
             return
         parts = {
-            field.name: getattr(needed, field.name) / 2**30
-            for field in fields(Memory)
-            if getattr(needed, field.name)
+            part.name: getattr(needed, part.name) / 2**30
+            for part in fields(Memory)
+            if getattr(needed, part.name)
         }
         listed = ", ".join(f"{name} {gib:.1f}" for name, gib in parts.items())
         raise ValueError(
-            f"level {level} of {self.model.name} needs {needed.total / 2**30:.1f} GiB ({listed}) on "
-            f"{self.device.name}, which has {self.device.memory_bytes / 2**30:.1f}; use more "
-            "recompute, a smaller token budget, or more TP, EP or stages"
+            f"level {level} of {self.model.name} needs {needed.total / 2**30:.1f} GiB ({listed}), "
+            f"{self.device.name} has {self.device.memory_bytes / 2**30:.1f}; use more recompute, a "
+            "smaller token budget, or more TP, EP or stages"
         )
 
     def least_recompute(self, pack_len: int, cp_size: int) -> int | None:
@@ -296,23 +238,6 @@ class CostModel:
             tp_communication=scales.linear * terms["tp"],
             moe_communication=scales.linear * terms["moe"],
         )
-
-    def _reduction(self, parameters: float, size: int, stride: int) -> float:
-        """Seconds to reduce the gradients of `parameters` over `size` GPUs and gather weights.
-
-        A ring sends every byte once a phase; on each node it enters by as many links as the group
-        has members there. Gradients go in fp32, gathered weights in bf16.
-        """
-        if self.layout.distributed_optimizer:
-            sent = parameters * (GRADIENT_BYTES + WEIGHT_BYTES)
-        else:
-            sent = parameters * 2 * GRADIENT_BYTES
-        near = members_on_node(size, stride, self.device.devices_per_node)
-        link = self.device.intra_node_bandwidth
-        if near < size:
-            between = near * self.device.inter_node_bandwidth
-            link = min(link, between) if near > 1 else between
-        return sent * (size - 1) / size / link
 
 
 def _mean(values: list[float]) -> float:

@@ -5,7 +5,7 @@ t = fixed a + linear b + attention c + intra d + inter e
 with all of a, b, c, d, e, r 0 or more. Relative errors are minimised. A term that the points cannot
 tell from the others keeps its analytic value, 1.
 
-Guarantees (asserted by tests/unit/test_cost_model.py):
+Guarantees (asserted by tests/unit/test_fit.py):
 - the fit recovers a known model from 40 points with 3 % noise to 5 %;
 - a term that no point shows, or that moves with another one, is named and left at 1.
 """

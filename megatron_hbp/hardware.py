@@ -84,10 +84,10 @@ def _device(
     )
 
 
-# Memory: what PyTorch reports (79.11, 139.8 and 178.35 GiB). FLOP/s and links: NVIDIA's data sheets
-# (A100, H100 SXM, H200 SXM, HGX B200; NVLink 600, 900, 900, 1800 GB/s both ways) and DGX guides (one
-# InfiniBand port a GPU: 200 Gb/s HDR on DGX A100, 400 Gb/s NDR on DGX H100, H200 and B200).
-# Efficiencies meet published speeds in bf16, see docs/profile.md.
+# Memory: what PyTorch reports. FLOP/s and links: NVIDIA's data sheets (A100, H100 SXM, H200 SXM,
+# HGX B200; NVLink 600, 900, 900, 1800 GB/s both ways) and DGX guides (one InfiniBand port a GPU:
+# 200 Gb/s on DGX A100, 400 Gb/s on DGX H100, H200, B200). Efficiencies meet published speeds in
+# bf16, see docs/profile.md.
 _KNOWN = (
     _device("a100-80gb", 79.15, 312, (0.62, 0.55), (300, 25)),
     _device("h100-80gb", 79.11, 989, (0.55, 0.50), (450, 50)),

@@ -19,13 +19,53 @@ ELEMENT_BYTES = 2  # bf16 on the wire
 # FLOPs of flash attention's backward over its forward: five products instead of two.
 ATTENTION_BACKWARD = 2.5
 # Routed experts' products are small: experts of this hidden width reach half the efficiency of
-# large products, wider ones width / (width + this). An assumption that meets the published speeds of
+# large products, wider ones width / (width + this). An assumption that meets published speeds of
 # Mixtral 8x7B (14336) and Qwen3-30B-A3B (768), see docs/profile.md.
 EXPERT_HALF_WIDTH = 512
 # Of tensor-parallel communication, what products hide (--tp-comm-overlap); an assumption.
 TP_OVERLAP = 0.5
 # Terms whose forward is repeated by recomputed layers.
 REPEATED = ("linear", "attention", "cp_intra", "cp_inter")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scales:
+    """Factors on the analytic terms, 1 without a fit. linear: also of TP and MoE communication."""
+
+    fixed: float = 1.0
+    linear: float = 1.0
+    attention: float = 1.0
+    recompute: float = 1.0
+    cp_intra: float = 1.0
+    cp_inter: float = 1.0
+
+
+@dataclass(frozen=True)
+class PackSeconds:
+    """float64 [packs] each: seconds of each rank of a pack and its stage, forward and backward."""
+
+    fixed: np.ndarray
+    linear: np.ndarray
+    attention: np.ndarray
+    recompute: np.ndarray
+    cp_communication: np.ndarray
+    tp_communication: np.ndarray
+    moe_communication: np.ndarray
+
+    @property
+    def total(self) -> np.ndarray:
+        """float64 [packs]"""
+        return self.computation + self.communication
+
+    @property
+    def computation(self) -> np.ndarray:
+        """float64 [packs]: all but communication; recompute counts as computation."""
+        return self.fixed + self.linear + self.attention + self.recompute
+
+    @property
+    def communication(self) -> np.ndarray:
+        """float64 [packs]"""
+        return self.cp_communication + self.tp_communication + self.moe_communication
 
 
 @dataclass(frozen=True)

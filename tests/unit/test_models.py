@@ -222,5 +222,5 @@ def test_bad_argument_files(tmp_path, old, new, message):
 def test_files_of_other_kinds_are_refused(tmp_path, text):
     path = tmp_path / "model.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ValueError, match="Megatron arguments .*model.json: "):
+    with pytest.raises(ValueError, match=r"Megatron arguments .*model\.json: "):
         find_model(str(path))
