@@ -46,7 +46,8 @@ class Comparison:
     """steps: int64 [n], of the plan. predicted, measured: float64 [n], seconds of the slowest rank.
 
     scale: the median of measured / predicted. correlation: Pearson's, NaN with fewer than two steps
-    or where one side does not vary. problems: what is wrong with the log, in words.
+    or where one side does not vary. cpu_correlation: the same of predicted seconds and CPU seconds
+    over the micro-batches of all ranks. problems: what is wrong with the log, in words.
     """
 
     steps: np.ndarray
@@ -55,6 +56,7 @@ class Comparison:
     by_level: tuple[LevelComparison, ...]
     scale: float
     correlation: float
+    cpu_correlation: float
     problems: tuple[str, ...]
 
     @property
@@ -73,6 +75,7 @@ def compare_with_log(timeline: "Timeline", plan: Plan, folder: str | Path) -> Co
     size = plan.num_microbatches
     walls = np.full((min(logged.steps, plan.num_steps), len(logged.files)), np.nan)
     cpu_sums, rank_sums, counts = np.zeros((3, len(plan.levels)))
+    pairs = []
     for step in range(len(walls)):
         levels = plan.microbatch_level[step * size : (step + 1) * size]
         for place, log in enumerate(logged.files):
@@ -82,6 +85,7 @@ def compare_with_log(timeline: "Timeline", plan: Plan, folder: str | Path) -> Co
             walls[step, place] = line.wall_seconds
             cpu, predicted = _of_rank(line, timeline, step, size)
             known = np.isfinite(cpu)
+            pairs.append(np.stack([predicted[known], cpu[known]]))
             np.add.at(cpu_sums, levels[known], cpu[known])
             np.add.at(rank_sums, levels[known], predicted[known])
             np.add.at(counts, levels[known], 1)
@@ -117,6 +121,7 @@ def compare_with_log(timeline: "Timeline", plan: Plan, folder: str | Path) -> Co
         by_level=by_level,
         scale=float(np.median(measured / predicted)),
         correlation=_correlation(predicted, measured),
+        cpu_correlation=_correlation(*np.concatenate(pairs, axis=1)),
         problems=tuple(logged.problems),
     )
 

@@ -7,6 +7,10 @@ Guarantees (asserted by tests/unit/test_pipeline.py):
 - busy, neighbour and bubble seconds of a rank add up to the time at which it ends.
 Modelled: stages of equal work; a stage that has sent goes on at once; sending takes no time. Ranks
 that share a pack or experts begin each forward and backward together.
+
+Order matters: unlike micro-batches one after another make most turns wait for the longest of as
+many as there are stages. metrics.pipeline_stretch knows no order: it is exact for equal
+micro-batches and a bound where they rise and then fall without interleaving; others take longer.
 """
 
 from collections import deque

@@ -243,6 +243,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         "measured": comparison.measured.tolist(),
         "scale": comparison.scale,
         "correlation": _known(comparison.correlation),
+        "cpu_correlation": _known(comparison.cpu_correlation),
         "levels": [
             {name: _known(value) for name, value in vars(row).items()}
             for row in comparison.by_level
@@ -259,6 +260,11 @@ def comparison_text(comparison: Comparison) -> str:
         f"(median), correlation {comparison.correlation:.3f}, half of the steps within "
         f"{np.median(np.abs(comparison.errors)):.1%} of that"
     )
+    if not np.isnan(comparison.cpu_correlation):
+        head += (
+            f"\nCPU seconds of every rank's micro-batches: correlation "
+            f"{comparison.cpu_correlation:.3f}"
+        )
     levels = [["level", "micro-batches", "predicted s", "measured s", "of a rank", "CPU s"]]
     for row in comparison.by_level:
         times = (row.predicted, row.measured, row.predicted_rank, row.measured_cpu)

@@ -71,6 +71,10 @@ def test_a_run_three_times_as_slow_as_predicted(timeline, tmp_path):
     assert found.correlation == pytest.approx(1)
     assert np.allclose(found.errors, 0)
     assert found.problems == ()
+    if timeline.cost.layout.num_stages == 1:
+        assert found.cpu_correlation == pytest.approx(1)
+    else:
+        assert np.isnan(found.cpu_correlation)
     assert sum(level.num_microbatches for level in found.by_level) == len(busy)
     for level in found.by_level:
         assert level.measured == pytest.approx(3 * level.predicted)
