@@ -100,15 +100,16 @@ def stages_of(model: ModelShape, layout: RunLayout) -> tuple[Stage, ...]:
 def check_layout(model: ModelShape, layout: RunLayout) -> tuple[str, ...]:
     """Raises ValueError when the model cannot run on the layout; returns what is unusual."""
     where = f"model {model.name!r}"
-    for count, what in (
-        (model.num_attention_heads, "attention heads"),
-        (model.num_query_groups, "key/value heads"),
-    ):
-        if count % layout.tp_size:
-            raise ValueError(
-                f"{where}: TP {layout.tp_size} does not divide the {count} {what}; use a TP size "
-                "that does"
-            )
+    heads, kv_heads, tp = model.num_attention_heads, model.num_query_groups, layout.tp_size
+    if heads % tp:
+        raise ValueError(
+            f"{where}: TP {tp} does not divide the {heads} attention heads; use a TP size that does"
+        )
+    if kv_heads % tp and tp % kv_heads:
+        raise ValueError(
+            f"{where}: TP {tp} and the {kv_heads} key/value heads: neither divides the other; use "
+            "another TP size"
+        )
     if layout.num_chunks > model.num_layers:
         raise ValueError(
             f"{where}: {layout.num_stages} stages x {layout.num_virtual_stages} virtual stages for "
@@ -163,7 +164,7 @@ def check_cp_size(model: ModelShape, layout: RunLayout, cp_size: int) -> None:
     CP or are divided by it (fewer heads than CP ranks are repeated).
     """
     heads = model.num_attention_heads // layout.tp_size
-    kv_heads = model.num_query_groups // layout.tp_size
+    kv_heads = max(1, model.num_query_groups // layout.tp_size)
     where = f"model {model.name!r} with TP {layout.tp_size}"
     if heads % cp_size:
         raise ValueError(

@@ -198,7 +198,7 @@ def test_the_slowest_stage_counts():
     ("name", "changes", "message"),
     [
         ("llama-3.1-8b", {"tp_size": 3}, "TP 3 does not divide the 32 attention heads"),
-        ("llama-3.1-8b", {"tp_size": 16}, "TP 16 does not divide the 8 key/value heads"),
+        ("qwen2.5-32b", {"tp_size": 20}, "TP 20 and the 8 key/value heads: neither divides"),
         ("llama-3.1-8b", {"num_stages": 33}, "33 stages x 1 virtual stages for 32 layers"),
         ("llama-3.1-8b", {"ep_size": 2}, "has no experts, but EP is 2"),
         ("deepseek-v2", {"ep_size": 3}, "EP 3 does not divide the 160 experts"),
@@ -209,7 +209,7 @@ def test_the_slowest_stage_counts():
 )
 def test_layouts_that_the_model_cannot_run_on(name, changes, message):
     with pytest.raises(ValueError, match=message):
-        analytic(MODELS[name], H100, replace(LAYOUTS[name], **changes))
+        analytic(MODELS[name], H100, replace(LAYOUTS.get(name, RunLayout(num_ranks=4)), **changes))
 
 
 def test_counts_below_one_and_lone_virtual_stages_are_refused():
@@ -261,6 +261,15 @@ def test_the_rule_for_heads_is_the_hosts(name, cp_size):
         else:
             answers.append("allowed")
     assert answers[0] == answers[1]
+
+
+def test_more_tp_than_key_value_heads():
+    """Megatron gives every tensor-parallel rank one head then; CP repeats it."""
+    cost = analytic(MODELS["qwen3-30b-a3b"], H100, RunLayout(num_ranks=4, tp_size=8, ep_size=8))
+    sent = 48 * (4 + 4) * 256 * 2 * 4096 * 3 / 4  # 4 query heads, 4 copies of a key/value head
+    # 8 GPUs of a rank fill a node, so every other rank is on another one
+    found = _seconds(cost, Level(16384, 4)).cp_communication[0]
+    assert found == pytest.approx(2 * sent / 40e9)
 
 
 def test_uneven_layers_are_noted():
