@@ -14,7 +14,7 @@ from megatron_hbp.hardware import DEVICES
 from megatron_hbp.models import MODELS
 from megatron_hbp.placement import Placement
 from megatron_hbp.planner import plan_batch
-from megatron_hbp.rank_work import TERMS
+from megatron_hbp.rank_work import TERMS, rank_work
 from megatron_hbp.report.compare import placements
 from megatron_hbp.run_layout import RunLayout
 from megatron_hbp.simulate import simulate
@@ -180,6 +180,35 @@ def test_two_ranks_by_hand():
     assert np.allclose(timeline.step_wait, [[20, 0]])
     assert timeline.waits().by_cause["reduction"] == pytest.approx(20)
     assert np.allclose(timeline.waits().charged, [0, 20])
+
+
+def test_what_of_a_micro_batch_is_forward():
+    """A third of matrix products, 1 of 3.5 parts of attention, half of communication."""
+
+    class Terms(CostModel):
+        def pack_seconds(self, level, counts, tokens, squares, *, padded=True):
+            seconds = (3.0, 6.0, 7.0, 100.0, 2.0, 4.0, 8.0)
+            return PackSeconds(*(np.full(len(counts), value) for value in seconds))
+
+    cost = _cost(num_ranks=1)
+    cost = Terms(cost.model, cost.device, cost.layout)
+    work = rank_work(_placement([([2], 1, 0, 0)], [0, 1], 1), cost, (Level(10, 1),))
+    assert work.forward == pytest.approx(1 + 2 + 2 + 1 + 2 + 4)
+    assert work.compute == pytest.approx(116)
+    assert work.communication == pytest.approx(14)
+
+
+def test_utilization_by_hand():
+    """6 FLOPs a parameter and token, and 3 times the forward of attention, over the peak."""
+    timeline = simulate(_placement([([3, 5], 1, 0, 0)], [0, 1]), _simple(1), (Level(10, 1),))
+    model, device = timeline.cost.model, timeline.cost.device
+    flops = 3 * (model.matmul_flops_per_token() * 8 + model.attention_flops_per_square() * 34)
+    seconds = 34 + 10 + 0.5
+    found = timeline.model_flops_utilization
+    assert found == pytest.approx(flops / (2 * seconds * device.peak_flops))
+    assert timeline.tokens_per_gpu_second == pytest.approx(8 / (2 * seconds))
+    params = model.active_parameters() - model.vocab_size * model.hidden_size
+    assert model.matmul_flops_per_token() == pytest.approx(2 * params, rel=1e-3)
 
 
 def test_experts_make_every_microbatch_a_barrier():
