@@ -5,7 +5,7 @@ screen: only distances stretch, letters do not.
 
 Guarantees (asserted by tests/unit/test_report_figures.py):
 - every mark lies inside the plotting area;
-- axes end at ticks with few digits, whatever the data: none, one value, negative ones.
+- axes end at ticks with few digits, also where all values are one.
 """
 
 import math
@@ -78,7 +78,10 @@ class Axis:
 
     @classmethod
     def over(cls, low: float, high: float, count: int = 4) -> "Axis":
-        """About `count` steps of 1, 2 or 5 times a power of ten that hold low .. high."""
+        """About `count` steps of 1, 2 or 5 times a power of ten that hold low .. high.
+
+        0 <= low <= high.
+        """
         if not high - low > 1e-9 * max(abs(low), abs(high)):
             room = abs(high) * 0.1 or 1.0
             low, high = (low - room if low > 0 else 0.0), high + room

@@ -18,6 +18,7 @@ from megatron_hbp.report.page_balance import spread
 from megatron_hbp.report.words import counted, method_name, percent
 from megatron_hbp.timeline import Timeline
 
+_THINNEST = 0.01  # percent of the plotting area that can be seen
 AS_MUCH = "as much as"
 _MOST_RANKS, _MOST_STEPS = 32, 48
 _PARTS = {
@@ -121,8 +122,8 @@ def _run_figure(timeline: Timeline, name: str, steps: np.ndarray, axis: Axis) ->
         for kind, seconds in _parts(timeline, step):
             mean = float(np.mean(seconds))
             height = axis.at(mean)
-            if height > 0:
-                top -= height
+            top -= height
+            if height >= _THINNEST:
                 tip = f"step {step}: {_PARTS[kind]} {mean:.3g} s of {timeline.seconds[step]:.3g} s"
                 left = (at + 0.06) * width
                 marks.append(Mark(left, top, 0.88 * width, height, kind, tip))
@@ -164,10 +165,10 @@ def _step_figure(timeline: Timeline, step: int, name: str) -> Figure:
         left = 0.0
         for kind, seconds in parts:
             width = axis.at(float(seconds[rank]))
-            if width > 0:
+            if width >= _THINNEST:
                 tip = f"rank {rank}: {_PARTS[kind]} {seconds[rank]:.3g} s"
                 marks.append(Mark(left, (at + 0.05) * height, width, 0.9 * height, kind, tip))
-                left += width
+            left += width
     shown = "" if len(ranks) == timeline.compute.shape[1] else f", {len(ranks)} of its ranks"
     return Figure(
         title=f"Step {step}, {name}: {timeline.seconds[step]:.3g} s{shown}",

@@ -41,7 +41,7 @@ if (goals) {
   const dots = [...svg.querySelectorAll("circle.mark")];
   const chosen = { x: document.getElementById("axis-x"), y: document.getElementById("axis-y") };
   const element = (name, attributes, text) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    const made = document.createElementNS(svg.namespaceURI, name);
     for (const key in attributes) made.setAttribute(key, attributes[key]);
     if (text) made.textContent = text;
     return made;
