@@ -96,7 +96,8 @@ class TEDocumentAttention:
 def _config_for(config: Any, cp_size: int, tp_size: int) -> Any:
     """The config of the attention that one CP rank computes: its heads and groups, without CP."""
     num_heads, num_groups = config.num_attention_heads, config.num_query_groups
-    check_heads(num_heads // tp_size, num_groups // tp_size, cp_size)
+    # with more tensor-parallel ranks than groups each rank has a copy of one
+    check_heads(num_heads // tp_size, max(1, num_groups // tp_size), cp_size)
     config = copy.copy(config)
     config.num_attention_heads = num_heads // cp_size
     # fewer groups than CP ranks are repeated before the all-to-all
