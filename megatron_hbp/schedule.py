@@ -4,7 +4,8 @@ Guarantees (asserted by tests/unit/test_schedule.py and tests/unit/test_planner.
 - every micro-batch is in exactly one step;
 - steps do not come in order of length or level: any run of steps holds all kinds of them, and all
   levels are exhausted together;
-- no step consists of fillers only.
+- no step consists of fillers only;
+- with pipeline stages, micro-batches of a step rise in time and fall again.
 Which micro-batches share a step is decided in mixing.py.
 """
 
@@ -112,6 +113,8 @@ def _training_order(
         num_cp1 = int(np.count_nonzero(shape.cp_sizes[kinds.levels] == 1))
         early = min(curriculum_steps, num_cp1 // shape.num_microbatches)
         steps = _steps(kinds, shape, shape.num_microbatches, early, seed)
+        if shape.num_stages > 1:
+            steps = up_and_down(steps, kinds.times)
     microbatches = steps.ravel()
     replicas = shape.replicas()[kinds.levels[microbatches]]
     new_starts = offsets_of(replicas)
@@ -207,6 +210,16 @@ def _steps(
         )
         parts.append(steps[_mixed(kinds, steps, mix_seed(seed, turn, 1))])
     return np.concatenate(parts)
+
+
+def up_and_down(steps: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """int64 [steps, num_microbatches]: each step's micro-batches from short to long and back.
+
+    In a pipeline every turn waits for the longest of as many neighbours as there are stages, so
+    unlike ones side by side stall nearly all turns. times: float64, of each micro-batch.
+    """
+    ascending = np.take_along_axis(steps, np.argsort(times[steps], axis=1, kind="stable"), axis=1)
+    return np.concatenate([ascending[:, ::2], ascending[:, 1::2][:, ::-1]], axis=1)
 
 
 def deal(num_items: int, num_hands: int, seed: int) -> np.ndarray:

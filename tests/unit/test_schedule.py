@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from megatron_hbp.config import PACKERS
+from megatron_hbp.cost import DENSE_8B_H100
+from megatron_hbp.level import Level
 from megatron_hbp.packing import offsets_of
-from megatron_hbp.schedule import deal, plan_epoch
+from megatron_hbp.planner import build_plan
+from megatron_hbp.schedule import deal, plan_epoch, up_and_down
 from tests.unit.epochs import make_shape, random_lens
 
 
@@ -180,3 +183,32 @@ def test_deal(num_items, num_hands):
 
 def test_nothing_is_dealt_to_nobody():
     assert deal(0, 0, 3).tolist() == []
+
+
+def test_up_and_down_keeps_each_step_and_puts_like_times_side_by_side():
+    times = np.array([5.0, 1.0, 3.0, 3.0, 9.0, 2.0, 8.0])
+    steps = np.array([[0, 1, 2, 4], [6, 5, 3, 1]])
+    ordered = up_and_down(steps, times)
+    assert np.array_equal(np.sort(ordered, axis=1), np.sort(steps, axis=1))
+    assert times[ordered].tolist() == [[1.0, 5.0, 9.0, 3.0], [1.0, 3.0, 8.0, 2.0]]
+    for row in times[ordered]:
+        peak = int(np.argmax(row))
+        assert (np.diff(row[: peak + 1]) >= 0).all()
+        assert (np.diff(row[peak:]) <= 0).all()
+
+
+def test_only_plans_for_pipelines_are_put_in_that_order():
+    lens = np.random.default_rng(0).integers(10, 1000, 4000)
+    for stages, ordered in ((1, False), (4, True)):
+        plan = build_plan(lens, [Level(1024, 1)], 4, 8, stages, mixing="microbatch")
+        packs = [plan.seq_lens[plan.pack(p)].astype(np.int64) for p in range(plan.num_packs)]
+        seconds = DENSE_8B_H100.per_rank(
+            np.array([len(n) for n in packs]),
+            np.array([n.sum() for n in packs]),
+            np.array([(n * n).sum() for n in packs]),
+            np.ones(len(packs), dtype=np.int64),
+        )
+        times = seconds.reshape(-1, 8, 4).max(axis=2)
+        turns = np.sign(np.round(np.diff(times, axis=1), 12))
+        falls_then_rises = (turns[:, :-1] < 0) & (turns[:, 1:] > 0)
+        assert falls_then_rises.any() != ordered
