@@ -192,9 +192,13 @@ class EpochTimes:
 
     def _unlike(self, time: LevelTime, above: int) -> float:
         """Seconds that the ranks of a level wait because the packs of a micro-batch differ."""
-        shortest, longest = self.histogram.extremes(above, time.level.pack_len)
-        lightest = float(shortest) ** 2 if above else 0.0
-        spread = (float(longest) ** 2 - lightest) * float(time.per[:, 2].sum())
+        capacity = time.level.pack_len
+        shortest, longest = self.histogram.extremes(above, capacity)
+        heaviest, lightest = (
+            float(length) ** 2 * max(1, capacity // max(1, length))
+            for length in (longest, shortest)
+        )
+        spread = max(0.0, heaviest - lightest) * float(time.per[:, 2].sum())
         if not self._lockstep:  # ranks wait at the end of a step, in which replicas take turns
             spread /= self.num_microbatches
         return spread * (time.num_replicas - 1) / (2 * time.num_replicas)

@@ -1,6 +1,6 @@
 """Levels chosen as in the HBP paper (arXiv 2503.07680, Algorithms 1, 3 and 4), from a profile.
 
-Guarantees (asserted by tests/unit/test_select.py):
+Guarantees (asserted by tests/unit/test_paper_levels.py):
 - the paper's published times give the paper's levels, 16384:1 and 131072:8;
 - the same profile gives the same levels, whatever the order of its points; ties go to the shorter
   pack, then to the smaller CP size;

@@ -4,7 +4,7 @@ Pack lengths are powers of two from 8192 tokens to the first that holds the long
 sizes 1 to 16 (paper: L = 8K .. 128K, SP 1 .. 16); each pair without recompute and with every layer
 recomputed, in seconds and bytes.
 
-Guarantees (asserted by tests/unit/test_select.py):
+Guarantees (asserted by tests/unit/test_paper_levels.py):
 - paper_levels() chooses recompute from it as from a measured one.
 """
 

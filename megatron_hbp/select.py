@@ -104,7 +104,7 @@ def best_levels(
         epochs, lost = _search(times, budget, cp_sizes)
         found += [prediction_of(times, epoch) for epoch in epochs]
         rejected += lost
-    found.sort(key=lambda one: (_charged(one), one.levels))
+    found.sort(key=lambda one: (_charged(one), [level.pack_len for level in one.levels]))
     if not found:  # budgets that memory allows but that do not hold the longest sequence
         raise ValueError(
             f"no candidate fits: {'; '.join(sorted({lost.reason for lost in rejected}))}; allow "
@@ -157,7 +157,11 @@ def _search(
         alive, beaten = _unbeaten(states[here])
         lost += beaten
         for epoch in alive:
-            finished.append(times.finish(epoch))
+            done = times.finish(epoch)
+            if done.microbatches[-1]:
+                finished.append(done)
+            else:
+                lost.append(_rejected(done, f"no sequence needs {levels[here].level}"))
             for shorter in range(here):
                 longer = times.with_shorter(epoch, levels[shorter])
                 if longer.microbatches[-1]:
