@@ -39,7 +39,7 @@ class RowProgress:
         )
         self._task = None
         self._start: tuple[float, tuple[int, int]] | None = None
-        self._last = time.monotonic()
+        self._last = 0.0
 
     def __enter__(self) -> "RowProgress":
         if self._bar is not None:
@@ -55,6 +55,7 @@ class RowProgress:
         now = time.monotonic()
         if self._start is None:  # rates are of this run, not of one that it goes on with
             self._start = (now, (done.bytes_read, done.counts.rows_in))
+            self._last = now
         started, (bytes_then, rows_then) = self._start
         seconds = max(now - started, 1e-9)
         rows = done.counts.rows_in
@@ -62,7 +63,9 @@ class RowProgress:
         text = f"{rows} rows, {(rows - rows_then) / seconds:.0f}/s, {lost} lost"
         if self._bar is not None:
             if self._task is None:
-                self._task = self._bar.add_task("", total=done.bytes_total, rows=text)
+                self._task = self._bar.add_task(
+                    "", total=done.bytes_total, completed=done.bytes_read, rows=text
+                )
             self._bar.update(self._task, completed=done.bytes_read, rows=text)
             return
         if now - self._last < _SECONDS:

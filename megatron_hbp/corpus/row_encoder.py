@@ -151,7 +151,7 @@ class RowEncoder:
             rejects.append(Reject(number, "rejected", outcome.kind, str(outcome)))
             return None
         tokens, mask = outcome
-        if not mask[1:].any():  # e.g. an answer of characters that the tokenizer drops
+        if not mask[1:].any():
             rejects.append(Reject(number, "rejected", "no trained token", "no trained token"))
             return None
         result.tokens_in += len(tokens)

@@ -94,7 +94,7 @@ def saved_rows(output: Path) -> int | None:
         return None
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def until(condition: Callable[[], bool], what: str, seconds: float = 300.0) -> None:
     """Waits for a condition; fails when it does not come."""
     end = time.monotonic() + seconds
     while not condition():

@@ -132,7 +132,7 @@ def test_killed_at_every_operation(tmp_path, inputs, tokenizer, small_steps, who
 
 def kill_at_random(tmp_path, inputs, tokenizer, num_kills, seed):
     reference = start(inputs, tokenizer, tmp_path / "whole", *OPTIONS)
-    _, errors = reference.communicate(timeout=120)
+    _, errors = reference.communicate(timeout=300)
     assert reference.returncode == 0, errors
     expected = content(tmp_path / "whole")
     rng = random.Random(seed)
@@ -158,7 +158,7 @@ def kill_at_random(tmp_path, inputs, tokenizer, num_kills, seed):
                     rows.append(saved_rows(output))
                     run.communicate()
                     continue
-            _, errors = run.communicate(timeout=120)
+            _, errors = run.communicate(timeout=300)
             assert run.returncode == 0, errors
         assert content(output) == expected
         assert not work_of(output).exists()
@@ -174,7 +174,7 @@ def test_killed_at_random_moments(tmp_path, tokenizer):
 
 @pytest.mark.slow
 def test_killed_at_fifty_random_moments(tmp_path, tokenizer):
-    inputs = mixed_inputs(tmp_path / "rows", 8000)
+    inputs = mixed_inputs(tmp_path / "rows", 6000)
     rows = kill_at_random(tmp_path, inputs, tokenizer, 50, seed=2)
     assert len({row for row in rows if row}) >= 20, "too few kills came at work"
 
@@ -189,7 +189,7 @@ def at_work(run, output):
 
 def finish(inputs, tokenizer, output, whole):
     run = start(inputs, tokenizer, output, *OPTIONS)
-    _, errors = run.communicate(timeout=120)
+    _, errors = run.communicate(timeout=300)
     assert run.returncode == 0
     assert "goes on after " in errors
     assert content(output) == whole

@@ -270,7 +270,8 @@ def test_full_disk(maker, monkeypatch):
     message = (
         rf"{output} cannot be written \(No space left on device\); .*goes on from the work kept"
     )
-    for left in (20, 0):
+    for sooner in (20, 0):
+        left = sooner
         with pytest.raises(ValueError, match=message):
             maker.make(output)
         assert not output.exists()
