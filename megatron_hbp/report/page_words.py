@@ -104,7 +104,7 @@ def front_words(found: Search) -> str:
     return (
         f"{counted(len(found.points), 'different result')} of other packers, levels and "
         f"ways of mixing, planned for one epoch of {sample}{failed}. On {best} of them nothing can "
-        f"be gained without a loss elsewhere; this plan {place}. Another token budget per rank changes the "
-        "tokens per micro-batch; whether it fits the memory is not looked at here. Hover over a "
-        "point, or press the arrow keys in the figure."
+        f"be gained without a loss elsewhere; this plan {place}. Another token budget per rank "
+        "changes the tokens per micro-batch; whether it fits the memory is not looked at here. "
+        "Hover over a point, or press the arrow keys in the figure."
     )
