@@ -100,7 +100,8 @@ def _tour(folder, frames, *flags):
     tour.write_text(f"<!doctype html><meta charset=utf-8><pre></pre>{body}<script>{TOUR}</script>")
     command = [
         BROWSER, "--headless=new", "--disable-gpu", "--disable-dev-shm-usage",
-        "--enable-logging=stderr", "--v=0", "--no-first-run", f"--user-data-dir={folder / 'profile'}",
+        "--enable-logging=stderr", "--v=0", "--no-first-run",
+        f"--user-data-dir={folder / 'profile'}",
         *flags, "--dump-dom",
         *(["--no-sandbox"] if os.geteuid() == 0 else []), tour.as_uri(),
     ]  # fmt: skip
