@@ -4,7 +4,7 @@ It follows what the planner does with the lengths: a sequence goes to the shorte
 holds it, longer levels are filled with shorter sequences, a level gets whole micro-batches, the
 epoch whole steps.
 
-Guarantees (asserted by tests/unit/test_select.py):
+Guarantees (asserted by tests/unit/test_epoch_time.py):
 - an epoch is built from the longest level down, one level at a time, so that sets of levels which
   start alike share the work (select.py searches that tree);
 - the time is close to that of a real plan, simulated.

@@ -1,6 +1,6 @@
 """The lengths of a corpus as a histogram: sums over ranges of lengths, and the packs they need.
 
-Guarantees (asserted by tests/unit/test_select.py):
+Guarantees (asserted by tests/unit/test_histogram.py):
 - sums are 64-bit and exact; once it is made, no cost depends on the number of sequences;
 - packs_needed() is a lower bound of every packing.
 """

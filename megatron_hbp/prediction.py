@@ -1,6 +1,6 @@
 """Prediction: what an epoch takes with some levels, in seconds by cause, steps and shares.
 
-Guarantees (asserted by tests/unit/test_select.py):
+Guarantees (asserted by tests/unit/test_epoch_time.py):
 - its terms add up to its seconds;
 - it is close to the simulation of a real plan.
 """

@@ -144,9 +144,7 @@ def _search(
     for cp_size in cp_sizes:
         recompute = times.cost.least_recompute(budget * cp_size, cp_size)
         if recompute is None:
-            lost.append(
-                Rejected((), None, f"{budget * cp_size}:{cp_size}", "does not fit in memory")
-            )
+            lost.append(_too_large(times.cost, budget, cp_size))
         else:
             levels.append(LevelTime.of(Level(budget * cp_size, cp_size, recompute), times.cost))
     states: list[list[Epoch]] = [[] for _ in levels]
@@ -174,6 +172,15 @@ def _search(
         reason = f"the longest sequence has {longest} tokens, {most} holds {most.pack_len}"
         lost.append(Rejected((most,), None, str(most), reason))
     return finished, lost
+
+
+def _too_large(cost: CostModel, budget: int, cp_size: int) -> Rejected:
+    level = Level(budget * cp_size, cp_size, "full")
+    needed, given = cost.memory(level).total / 2**30, cost.device.memory_bytes / 2**30
+    reason = (
+        f"does not fit in memory: {needed:.1f} GiB with every layer recomputed, of {given:.1f} GiB"
+    )
+    return Rejected((level,), None, str(level), reason)
 
 
 def _unbeaten(epochs: list[Epoch]) -> tuple[list[Epoch], list[Rejected]]:
@@ -219,9 +226,7 @@ def _lost(best: Prediction, other: Prediction) -> Rejected:
         )
     for level, packs, whole in zip(other.levels, other.own_packs, other.whole_packs, strict=True):
         if 0 < packs <= whole // 2:
-            reason += (
-                f"; {packs} packs of {level} are too few for the {whole} of whole micro-batches"
-            )
+            reason += f"; {level} has {packs} packs of its own, whole micro-batches take {whole}"
     if other.padding > 0.1:
         reason += f"; {100 * other.padding:.0f} % padding: too few packs to fill a step"
     return Rejected(other.levels, other.seconds, " ".join(map(str, other.levels)), reason)

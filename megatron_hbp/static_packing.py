@@ -1,6 +1,6 @@
 """What one level costs as it is trained today: packs in random order, so that ranks wait.
 
-Guarantees (asserted by tests/unit/test_select.py):
+Guarantees (asserted by tests/unit/test_epoch_time.py):
 - the same histogram gives the same number: the sample is drawn with a fixed seed;
 - up to _SAMPLE sequences nothing is sampled: all are packed once.
 """
