@@ -169,6 +169,7 @@ def _values(
         packer=setting.packer,
         mixing=setting.mixing,
         max_mixing=setting.max_mixing,
+        curriculum_steps=plan.curriculum_steps if setting.levels[0].cp_size == 1 else 0,
         cost=plan.cost,
         alignment=Alignment(
             plan.alignment.budget_multiple,

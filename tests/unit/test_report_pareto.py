@@ -28,6 +28,7 @@ def _silent(text):
         {"packer": "isf", "mixing": "step"},
         {"num_stages": 2, "max_mixing": 4.0},
         {"num_stages": 2, "mixing": "microbatch"},
+        {"curriculum_steps": 3},
     ],
 )
 def test_the_plan_is_the_first_point_with_its_own_metrics(settings):
