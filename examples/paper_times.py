@@ -6,13 +6,14 @@ rank. How attention is told from the rest: see paper_tables.py.
 
 import numpy as np
 
-from megatron_hbp.cost_model import REDUCTION_OVERLAP, analytic
+from megatron_hbp.cost_model import analytic
 from megatron_hbp.hardware import find_device
 from megatron_hbp.histogram import LengthHistogram
 from megatron_hbp.level import Level
 from megatron_hbp.micro_batch import ATTENTION_BACKWARD
 from megatron_hbp.models import find_model
 from megatron_hbp.profile import Point, Profile
+from megatron_hbp.reduction import REDUCTION_OVERLAP
 from megatron_hbp.run_layout import RunLayout
 
 NUM_RANKS = 32
