@@ -17,8 +17,6 @@ from megatron_hbp.report.text import table
 from megatron_hbp.select import Rejected, Selection
 
 _GIB = 2**30
-# Candidates that lost, as text: so many, then a count.
-MAX_EXPLAINED = 40
 
 
 def plan_flags(prediction: Prediction, cost: CostModel, fp8_recipe: str | None = None) -> str:
@@ -86,11 +84,8 @@ def terms_text(rows: dict[str, Prediction]) -> str:
 
 
 def rejected_text(rejected: Sequence[Rejected]) -> str:
-    """Why each candidate lost, the fastest first."""
-    lines = [f"{one.subject}: {one.reason}" for one in rejected[:MAX_EXPLAINED]]
-    if len(rejected) > MAX_EXPLAINED:
-        lines.append(f"... and {len(rejected) - MAX_EXPLAINED} more; --json lists them all")
-    return "\n".join(lines)
+    """Why each candidate lost, a line each, the fastest first."""
+    return "\n".join(f"{one.subject}: {one.reason}" for one in rejected)
 
 
 def prediction_document(one: Prediction, cost: CostModel) -> dict[str, Any]:
