@@ -12,6 +12,7 @@ import pytest
 from megatron_hbp.corpus import Corpus
 from megatron_hbp.corpus.prepare import prepare_corpus
 from tests.kills.prepare_runs import (
+    CAP,
     OPTIONS,
     content,
     kill,
@@ -30,7 +31,14 @@ def given(tmp_path_factory):
     return mixed_inputs(folder / "rows", 700), char_tokenizer(folder / "t")
 
 
-def test_four_makers_of_the_same_corpus(tmp_path, given):
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, given):
+    """The files of a corpus that one process made."""
+    options = {"max_length": CAP, "overlong": "truncate", "valid_share": 0.1}
+    return content(prepare_corpus(*given, tmp_path_factory.mktemp("alone") / "c", **options).path)
+
+
+def test_four_makers_of_the_same_corpus(tmp_path, given, alone):
     output = tmp_path / "c"
     runs = [start(*given, output, *OPTIONS, workers=1) for _ in range(4)]
     ends = [run.communicate(timeout=300) for run in runs]
@@ -38,9 +46,7 @@ def test_four_makers_of_the_same_corpus(tmp_path, given):
     assert len({printed for printed, _ in ends}) == 1
     assert {errors for _, errors in ends} == {""}  # none took over anything
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c"]
-    alone = start(*given, tmp_path / "alone", *OPTIONS, workers=1)
-    assert alone.wait(300) == 0
-    assert content(output) == content(tmp_path / "alone")
+    assert content(output) == alone
 
 
 def test_makers_of_different_corpora_under_one_name(tmp_path, given):
@@ -59,7 +65,7 @@ def test_makers_of_different_corpora_under_one_name(tmp_path, given):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c"]
 
 
-def test_a_waiting_maker_takes_over(tmp_path, given):
+def test_a_waiting_maker_takes_over(tmp_path, given, alone):
     output = tmp_path / "c"
     first = start(*given, output, *OPTIONS, workers=1, block_bytes=2000)
     until(lambda: bool(saved_rows(output)), "a checkpoint")
@@ -76,9 +82,7 @@ def test_a_waiting_maker_takes_over(tmp_path, given):
     _, errors = second.communicate(timeout=300)
     assert second.returncode == 0
     assert errors == f"hbp: goes on after {rows} rows of an earlier run\n"
-    alone = start(*given, tmp_path / "alone", *OPTIONS, workers=1)
-    assert alone.wait(300) == 0
-    assert content(output) == content(tmp_path / "alone")
+    assert content(output) == alone
     assert not work_of(output).exists()
 
 
