@@ -31,7 +31,7 @@ class Candidates:
     token_budgets: tuple[int, ...] | None = None
     cp_sizes: tuple[int, ...] | None = None
     budget_multiple: int = 1
-    per_doubling: int = 8
+    per_doubling: int = 16
     tokens_per_step: int | None = None
 
     def __post_init__(self) -> None:
