@@ -181,9 +181,9 @@ def test_a_reader_that_stops_early(tmp_path, tokenizer, show):
 
 
 def test_a_terminal_without_the_letters(tmp_path, tokenizer):
-    source = write_rows(tmp_path / "rows.jsonl", [chat("ua", ["q", "\u4e2d"])])
+    source = write_rows(tmp_path / "rows.jsonl", [chat("ua", ["q", "a"])])
     run = subprocess.run(
-        command("--input", source, "--tokenizer", tokenizer, "--show", 1),
+        command("--input", source, "--tokenizer", tokenizer, "--output", tmp_path / "c\u4e2d"),
         cwd=ROOT,
         env=os.environ | {"PYTHONIOENCODING": "ascii"},
         capture_output=True,
@@ -191,6 +191,7 @@ def test_a_terminal_without_the_letters(tmp_path, tokenizer):
         timeout=300,
     )
     assert (run.returncode, run.stderr) == (0, b"")
+    assert f"{tmp_path}/c\\u4e2d".encode() in run.stdout
 
 
 def test_a_bar_on_a_terminal_only(tmp_path, tokenizer):
