@@ -108,12 +108,12 @@ def token_budgets(
             f"the longest sequence has {histogram.longest} tokens, which take S of at least "
             f"{smallest} at CP {cp_sizes[-1]}: {_too_much(cost, smallest, cp_sizes)}"
         )
-    useful = candidates.rounded(max(histogram.longest / cp_sizes[0], smallest))
     useful = min(
-        useful,
+        round_budget(max(histogram.longest / cp_sizes[0], smallest), candidates),
         MAX_CAPACITY // cp_sizes[-1] // candidates.budget_multiple * candidates.budget_multiple,
     )
     largest = _largest_fitting(cost, smallest, useful, candidates, cp_sizes)
+    # the next lower round number of the largest
     found = {smallest, round_budget(largest / 33 * 32, candidates)}
     found |= {round_budget(histogram.longest / size, candidates) for size in cp_sizes}
     for step in range(math.floor(math.log2(largest / smallest) * candidates.per_doubling) + 1):

@@ -6,7 +6,9 @@ import itertools
 import numpy as np
 import pytest
 
+from megatron_hbp.candidates import token_budgets
 from megatron_hbp.epoch_time import TERMS
+from megatron_hbp.histogram import LengthHistogram
 from megatron_hbp.level import Level
 from megatron_hbp.models import find_model
 from megatron_hbp.select import LEVEL_PRICE, Candidates, best_levels, predict
@@ -197,3 +199,15 @@ def test_sequences_of_one_token_and_of_one_length():
         assert len(found.levels) == 1
         assert found.levels[0].pack_len >= lens.max()
         assert found.best.num_steps >= 1
+
+
+@pytest.mark.parametrize("longest", [1, 63, 1000, 9001, 16384, 40_961])
+def test_the_grid_reaches_one_rank_for_each_cp_size(longest):
+    """Every CP size has a budget that holds the longest sequence and wastes less than 1/32."""
+    cost = model(dataclasses.replace(H100, memory_bytes=10**15))
+    cp_sizes = (1, 2, 4, 8, 16)
+    budgets = token_budgets(LengthHistogram(np.array([longest])), cost, Candidates(), cp_sizes)
+    assert list(budgets) == sorted(set(budgets))
+    for size in cp_sizes:
+        needed = -(-longest // size)
+        assert any(needed <= budget <= needed * 33 / 32 + 1 for budget in budgets)
