@@ -119,7 +119,7 @@ def token_budgets(
     for step in range(math.floor(math.log2(largest / smallest) * candidates.per_doubling) + 1):
         budget = smallest * 2 ** (step / candidates.per_doubling)
         found.add(round_budget(budget, candidates))
-    if len(found) > 1 and round_budget(smallest, candidates) <= largest:
+    if smallest < round_budget(smallest, candidates) <= largest:
         found.discard(smallest)
     return tuple(sorted(budget for budget in found if smallest <= budget <= largest))
 
