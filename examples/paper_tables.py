@@ -64,8 +64,6 @@ PUBLISHED = {
 }
 # What a row rests on, the reason when it is missed.
 RESTS_ON = {
-    "+ hierarchical levels": "on how uneven ranks are by chance: the paper's ISF and filling leave "
-    "other packs than ours",
     "no packing 128K": "on what an iteration costs that holds next to no token, which no published "
     "time shows: launches and the reduction of gradients, analytic",
 }
