@@ -134,14 +134,20 @@ class EpochTimes:
         return replace(settled, seconds=seconds, microbatches=microbatches, busy=busy)
 
     def with_waiting(
-        self, epoch: Epoch, waiting: Callable[[LengthHistogram, LevelTime, int, int], float]
+        self,
+        epoch: Epoch,
+        waiting: Callable[[LengthHistogram, LevelTime, int, bool], tuple[float, float]],
     ) -> Epoch:
         """A finished epoch of one level whose packs are not balanced: see static_packing.py."""
-        together = 1 if self._lockstep else self.num_microbatches
-        waited = waiting(self.histogram, epoch.levels[0], epoch.microbatches[0], together)
+        num_steps = epoch.microbatches[0] // self.num_microbatches
+        waited, above = waiting(
+            self.histogram, epoch.levels[0], self.num_microbatches, self._lockstep
+        )
+        filling = self._slope - self.num_microbatches
         seconds = epoch.seconds.copy()
-        seconds[_PIPELINE] *= 1 + (waited - seconds[_WAITING]) / epoch.busy[0]
-        seconds[_WAITING] = waited
+        seconds[_PIPELINE] *= 1 + (num_steps * waited - seconds[_WAITING]) / epoch.busy[0]
+        seconds[_PIPELINE] += num_steps * filling * above
+        seconds[_WAITING] = num_steps * waited
         return replace(epoch, seconds=seconds)
 
     def _settle(self, epoch: Epoch, above: int) -> Epoch:

@@ -15,13 +15,14 @@ _SAMPLE = 200_000
 
 
 def waiting_seconds(
-    histogram: LengthHistogram, time: LevelTime, num_microbatches: int, together: int
-) -> float:
-    """Seconds that all ranks wait for the slowest one, in num_microbatches.
+    histogram: LengthHistogram, time: LevelTime, num_microbatches: int, lockstep: bool
+) -> tuple[float, float]:
+    """Seconds of a step in which ranks wait for the slowest one, and those by which the longest of
+    its micro-batches is above their mean.
 
-    together: micro-batches after which ranks wait for each other. Sequences are laid out in random
-    order, a new pack whenever the next does not fit; what the packs hold differs. The level must
-    hold the longest sequence.
+    num_microbatches: of a step. lockstep: ranks wait after every micro-batch, else after the step.
+    Sequences are laid out in random order, a new pack whenever the next does not fit. The level
+    must hold the longest sequence.
     """
     rng = np.random.Generator(np.random.PCG64(0))
     if histogram.num_sequences <= _SAMPLE:
@@ -38,10 +39,15 @@ def waiting_seconds(
         ]
     )
     added = time.per.sum(axis=0) @ sums
-    packs_together = time.num_replicas * together
-    whole = -(-len(added) // packs_together) * packs_together
-    loads = np.zeros(whole)
+    packs_of_step = time.num_replicas * num_microbatches
+    loads = np.zeros(-(-len(added) // packs_of_step) * packs_of_step)
     loads[: len(added)] = added
-    loads = loads.reshape(-1, together, time.num_replicas).sum(axis=1)
-    waited = loads.max(axis=1) - loads.mean(axis=1)
-    return float(waited.mean()) / together * num_microbatches
+    loads = loads.reshape(-1, num_microbatches, time.num_replicas)
+    slowest = loads.max(axis=2)
+    above = slowest.max(axis=1) - slowest.mean(axis=1)
+    if lockstep:
+        waited = (slowest - loads.mean(axis=2)).sum(axis=1)
+    else:
+        of_step = loads.sum(axis=1)
+        waited = of_step.max(axis=1) - of_step.mean(axis=1)
+    return float(waited.mean()), float(above.mean())

@@ -44,7 +44,7 @@ def test_the_dynamic_program_finds_what_enumeration_finds(name):
     assert charged(found.levels) <= best * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("name", ["dense", "experts"])
+@pytest.mark.parametrize("name", ["dense", "experts", "pipeline"])
 def test_static_packing_is_as_slow_as_simulated(name):
     lens, cost, _ = CASES[name]
     found = best_levels(lens, cost, Candidates(cp_sizes=(8,)))

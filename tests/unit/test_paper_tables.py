@@ -98,7 +98,8 @@ def test_the_predictions_say_what_they_rest_on(lengths):
     assert ours < paper
     for device in paper_predictions.PUBLISHED_SPEEDUPS:
         assert 1.2 < paper_predictions.dense_speedup(lengths, device) < 1.8
-    static, best = paper_predictions.deepseek(lengths)
+    speedup, static, best = paper_predictions.deepseek(lengths)
+    assert speedup > 1.2
     assert best.seconds < static.seconds
 
 
