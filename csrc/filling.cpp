@@ -130,9 +130,14 @@ template <typename Id>
 int64_t GreedyFill(Item<Id>* items, int64_t num, int64_t multiple, int64_t* spaces,
                    int64_t num_packs, Id first_pack, Id* pack_of) {
   int64_t front = 0;
+  int64_t aside = num;  // items from here on were put aside
+  int64_t mean = 0;
+  for (int64_t i = 0; i < num; ++i) mean += items[i].length;
+  if (num > 0) mean /= num;
   for (int64_t pack = 0; pack < num_packs; ++pack) {
     int64_t space = spaces[pack];
     bool at_random = true;
+    bool renewed = false;
     while (front < num && space > 0) {
       if (RoundUp(items[front].length, multiple) > space) at_random = false;
       if (!at_random) {
@@ -144,7 +149,14 @@ int64_t GreedyFill(Item<Id>* items, int64_t num, int64_t multiple, int64_t* spac
           const int32_t length = items[i].length;
           longest = std::max(longest, length <= limit ? length : 0);
         }
-        if (longest == 0) break;
+        if (longest == 0) {
+          if (renewed || space < mean || num - front < 2 * kWindow) break;
+          if (aside - front < 2 * kWindow) aside = num;
+          aside -= kWindow;
+          std::swap_ranges(items + front, items + front + kWindow, items + aside);
+          renewed = true;
+          continue;
+        }
         int64_t found = front;
         while (items[found].length != longest) ++found;
         std::swap(items[front], items[found]);

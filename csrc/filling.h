@@ -26,7 +26,10 @@ constexpr int kDraws = 8;
 
 // GreedyFill (paper section 3, Algorithm 6): fills packs, one after another, from the front of
 // `items`. What is at the front goes in while it fits; then, as long as one fits, the longest that
-// fits among the next kWindow items, which changes places with the one at the front.
+// fits among the next kWindow items, which changes places with the one at the front. Items that fit
+// nowhere gather in the window: where none of it fits a pack that has room for an item of mean
+// length, it changes places with the last kWindow items that were not put aside so before, once for
+// each pack; when fewer than two windows are left of those, all count as not put aside again.
 //
 // spaces: free tokens of num_packs packs, updated. Item i's pack, first_pack + its index, is
 // written to pack_of[i]. Returns how many items, all at the front, were taken.

@@ -255,11 +255,15 @@ class _Pool:
 def greedy_fill(items, multiple, spaces, first_pack):
     """(items, spaces, pack_of of those taken): Algorithm 6 of the paper, with a window.
 
-    Of equally long items in the window the first one is taken.
+    Of equally long items in the window the first one is taken. A window of which nothing fits is put
+    aside where the pack has room for an item of mean length, once for each pack.
     """
     items, spaces, pack_of = list(items), list(spaces), []
+    aside = len(items)
+    mean = sum(length for _, length in items) // max(1, len(items))
     for pack in range(len(spaces)):
         at_random = True
+        renewed = False
         while len(pack_of) < len(items):
             front = len(pack_of)
             window = range(front, min(front + WINDOW, len(items)))
@@ -267,7 +271,15 @@ def greedy_fill(items, multiple, spaces, first_pack):
             at_random = at_random and front in fitting
             if not at_random:
                 if not fitting:
-                    break
+                    if renewed or spaces[pack] < mean or len(items) - front < 2 * WINDOW:
+                        break
+                    if aside - front < 2 * WINDOW:
+                        aside = len(items)
+                    aside -= WINDOW
+                    here, there = slice(front, front + WINDOW), slice(aside, aside + WINDOW)
+                    items[here], items[there] = items[there], items[here]
+                    renewed = True
+                    continue
                 found = max(fitting, key=lambda i: (items[i][1], -i))
                 items[front], items[found] = items[found], items[front]
             spaces[pack] -= charge(items[front][1], multiple)

@@ -94,6 +94,25 @@ def test_greedy_fill(dtype):
         assert pack_of.tolist() == wanted[2] + [-1] * (num - taken)
 
 
+@pytest.mark.parametrize("dtype", ITEM_TYPES)
+def test_greedy_fill_puts_a_clogged_window_aside(dtype):
+    """Spaces below the longer items: these gather in the window until nothing in it fits."""
+    rng = np.random.default_rng(2)
+    for _ in range(12):
+        num, num_packs = int(rng.integers(1200, 2500)), int(rng.integers(100, 200))
+        items = items_of(rng.choice([10, 20, 90, 95, 100], num), dtype)
+        mean = int(items["length"].mean())
+        spaces = rng.integers(40, 89, num_packs)
+        multiple = int(rng.choice([1, 1, 4]))
+        wanted = reference.greedy_fill(pairs(items), multiple, spaces.tolist(), 0)
+        pack_of = np.full(num, -1, dtype=dtype["id"])
+        taken = _C.greedy_fill(items, multiple, spaces, 0, pack_of)
+        assert pairs(items) == wanted[0]
+        assert pack_of.tolist() == wanted[2] + [-1] * (num - taken)
+        assert spaces.tolist() == wanted[1]
+        assert spaces.max() < mean or (items["length"][taken:] > 20).all()
+
+
 def bisecting_best_fit(items, capacity, in_streams):
     """reference.best_fit for many packs: packs are kept in order of (free tokens, -changed)."""
 
