@@ -110,7 +110,8 @@ def test_greedy_fill_puts_a_clogged_window_aside(dtype):
         assert pairs(items) == wanted[0]
         assert pack_of.tolist() == wanted[2] + [-1] * (num - taken)
         assert spaces.tolist() == wanted[1]
-        assert spaces.max() < mean or (items["length"][taken:] > 20).all()
+        # while short ones are left in number, no pack is left with room for several
+        assert spaces.max() < mean or (items["length"][taken:] <= 20).mean() < 0.1
 
 
 def bisecting_best_fit(items, capacity, in_streams):
