@@ -169,7 +169,7 @@ def kill_at_random(tmp_path, inputs, tokenizer, num_kills, seed):
 
 
 def test_killed_at_random_moments(tmp_path, tokenizer):
-    inputs = mixed_inputs(tmp_path / "rows", 4000)
+    inputs = mixed_inputs(tmp_path / "rows", 2000)
     rows = kill_at_random(tmp_path, inputs, tokenizer, 3, seed=1)
     assert any(rows), "no kill came between the first checkpoint and the end"
 
@@ -199,8 +199,9 @@ def finish(inputs, tokenizer, output, whole):
 
 def test_real_interruptions(tmp_path, tokenizer):
     """Ctrl-C, a killed worker, kill by a scheduler: one line, nobody left, the work kept."""
-    inputs = mixed_inputs(tmp_path / "rows", 3000)
-    whole = content(make(inputs, tokenizer, tmp_path / "whole", workers=None).path)
+    inputs = mixed_inputs(tmp_path / "rows", 1500)
+    make(inputs, tokenizer, tmp_path / "whole")
+    whole = content(tmp_path / "whole")
 
     output = tmp_path / "ctrl-c"
     run = start(inputs, tokenizer, output, *OPTIONS, block_bytes=4000, process_group=0)
