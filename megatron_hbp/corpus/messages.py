@@ -1,7 +1,7 @@
 """Messages of a chat, in one form from many.
 
 A message has a role and a content (or ShareGPT's from and value), optionally tool_calls,
-reasoning_content and name. An assistant message with `"loss": false` or `"weight": 0`
+reasoning_content and name. An assistant message with `"loss": false` (or 0) or `"weight": 0`
 is context only.
 
 Guarantees:
@@ -160,7 +160,12 @@ def _is_to_train(answer: dict[str, Any]) -> bool:
     weight = answer.get("weight", 1)
     if weight not in (0, 1, None):
         raise RowError("weight is not 0 or 1", f"weight {weight} of an answer is neither 0 nor 1")
-    if answer.get("loss", True) is False or weight == 0:
+    loss = answer.get("loss")
+    if loss not in (True, False, None):
+        raise RowError(
+            "loss is not true or false", f"loss {loss} of an answer is neither true nor false"
+        )
+    if 0 in (loss, weight):  # as False is
         return False
     return bool(
         answer["content"].strip() or answer.get("tool_calls") or answer.get("reasoning_content")

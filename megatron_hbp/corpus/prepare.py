@@ -44,7 +44,7 @@ from megatron_hbp.corpus.template import DEFAULT_TEMPLATE, ChatTemplate
 from megatron_hbp.corpus.tokenizer import Tokenizer, load_tokenizer
 
 # raise it whenever the same inputs give other tokens or masks than before
-RECIPE_VERSION = 2
+RECIPE_VERSION = 3
 _LIBRARIES = ("tokenizers", "sentencepiece", "jinja2")
 
 

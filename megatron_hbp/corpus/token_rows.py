@@ -153,7 +153,10 @@ def _check_one_sample(row: Mapping[str, Any], kept: slice) -> None:
     value = row.get(POSITIONS)
     if not isinstance(value, (list, np.ndarray)):
         return
-    positions = np.asarray(value[kept])
+    try:
+        positions = np.asarray(value[kept])
+    except ValueError:  # lists of several lengths
+        raise _not_numbers(POSITIONS, "whole numbers") from None
     if positions.ndim != 1 or positions.dtype.kind not in "iu":
         return
     if (np.diff(positions.astype(np.int64)) != 1).any():

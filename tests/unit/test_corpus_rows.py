@@ -102,10 +102,14 @@ def test_answers_marked_as_context_are_not_trained():
         {"role": "assistant", "content": "a", "loss": False},
         {"role": "assistant", "content": " "},
         {"role": "assistant", "content": "b", "loss": True},
+        {"role": "assistant", "content": "c", "loss": 0},
+        {"role": "assistant", "content": "d", "loss": None},
     ]
     chat = parse({"messages": messages})
-    assert chat.trained == [False, False, False, True]
+    assert chat.trained == [False, False, False, True, False, True]
     assert all("loss" not in message for message in chat.messages)
+    messages[1]["loss"] = "false"
+    assert reason({"messages": messages}) == "loss false of an answer is neither true nor false"
 
 
 @pytest.mark.parametrize(
@@ -438,6 +442,8 @@ def test_positions_show_rows_of_several_samples():
     row = {**IDS, "labels": IDS["input_ids"], "position_ids": [0, 1, 2, 3]}
     assert len(parse(row).tokens) == 4
     assert reason({**row, "position_ids": [0, 1, 0, 1]}).startswith("packed row: position_ids")
+    ragged = [0, [1, 2], 2, 3]
+    assert reason({**row, "position_ids": ragged}).startswith("position_ids is not a list of")
     padded = {**row, "position_ids": [1, 1, 0, 1], "attention_mask": [0, 0, 1, 1]}
     assert parse(padded).tokens.tolist() == [7, 8]
 
