@@ -82,10 +82,13 @@ def add_command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def run(namespace: argparse.Namespace) -> int:
-    if namespace.tokens_per_step is not None and namespace.microbatches is not None:
-        raise ValueError(
-            "--tokens-per-step decides the number of micro-batches; leave --microbatches out"
-        )
+    if namespace.tokens_per_step is not None:
+        if namespace.microbatches is not None:
+            raise ValueError(
+                "--tokens-per-step decides the number of micro-batches; leave --microbatches out"
+            )
+        # replaced for each budget; virtual stages need a multiple of the stages
+        namespace.microbatches = namespace.stages
     given = given_model(namespace)
     lengths = read_input(namespace)
     assert lengths is not None  # argparse requires it
@@ -149,9 +152,9 @@ def _document(
         "notes": list(given.cost.notes),
     }
     if namespace.method != "paper":
-        document["ours"] = selection_document(ours, given.cost)
+        document["ours"] = selection_document(ours, given.cost, namespace.fp8_recipe)
     if paper is not None:
-        document["paper"] = paper_document(*paper, given.cost)
+        document["paper"] = paper_document(*paper, given.cost, namespace.fp8_recipe)
     return document
 
 

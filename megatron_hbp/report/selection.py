@@ -88,7 +88,9 @@ def rejected_text(rejected: Sequence[Rejected]) -> str:
     return "\n".join(f"{one.subject}: {one.reason}" for one in rejected)
 
 
-def prediction_document(one: Prediction, cost: CostModel) -> dict[str, Any]:
+def prediction_document(
+    one: Prediction, cost: CostModel, fp8_recipe: str | None = None
+) -> dict[str, Any]:
     """A prediction with its flags."""
     return {
         **{field.name: getattr(one, field.name) for field in dataclasses.fields(one)},
@@ -98,16 +100,19 @@ def prediction_document(one: Prediction, cost: CostModel) -> dict[str, Any]:
         "seconds_per_step": one.seconds_per_step,
         "gpu_days": one.gpu_days,
         "memory_gib": memory_gib(one.levels, cost),
-        "plan_flags": plan_flags(one, cost),
+        "plan_flags": plan_flags(one, cost, fp8_recipe),
         "run_flags": run_flags(one),
     }
 
 
-def selection_document(found: Selection, cost: CostModel) -> dict[str, Any]:
+def selection_document(
+    found: Selection, cost: CostModel, fp8_recipe: str | None = None
+) -> dict[str, Any]:
     """Our selection, static packing beside it, and every candidate that lost."""
+    static = found.static
     return {
-        "best": prediction_document(found.best, cost),
-        "static": None if found.static is None else prediction_document(found.static, cost),
+        "best": prediction_document(found.best, cost, fp8_recipe),
+        "static": None if static is None else prediction_document(static, cost, fp8_recipe),
         "rejected": [
             {
                 "levels": [str(level) for level in one.levels],
@@ -121,15 +126,20 @@ def selection_document(found: Selection, cost: CostModel) -> dict[str, Any]:
 
 
 def paper_document(
-    found: PaperSelection, prediction: Prediction | None, problem: str | None, cost: CostModel
+    found: PaperSelection,
+    prediction: Prediction | None,
+    problem: str | None,
+    cost: CostModel,
+    fp8_recipe: str | None = None,
 ) -> dict[str, Any]:
     """The paper's selection. problem: why no plan can have its levels."""
+    predicted = None if prediction is None else prediction_document(prediction, cost, fp8_recipe)
     return {
         "levels": [str(level) for level in found.levels],
         "seconds_for_equal_tokens": list(found.seconds),
         "equal_tokens": found.equal_tokens,
         "explanation": list(found.explanation),
-        "prediction": None if prediction is None else prediction_document(prediction, cost),
+        "prediction": predicted,
         "problem": problem,
     }
 

@@ -69,6 +69,9 @@ def test_flags_of_pipelines_and_tensor_parallelism_are_passed_on(lengths, capsys
     for part in ("--stages 4", "--virtual-stages 2", "--tp 4", "--sequence-parallel", "--fp8-rec"):
         assert part in flags
     assert main(["plan", "--lengths", lengths, *flags.split()]) == 0
+    capsys.readouterr()
+    found = document(capsys, "--lengths", lengths, *model, *layout)
+    assert found["ours"]["best"]["plan_flags"] == flags
 
 
 def test_memory_is_shown_against_the_card(lengths, capsys):
@@ -138,6 +141,13 @@ def test_steps_of_given_tokens(lengths, capsys):
     assert best["tokens_per_step"] == pytest.approx(2**20, rel=0.2)
     assert best["microbatches_per_step"] * best["seq_length"] * 16 == best["tokens_per_step"]
     assert "leave --microbatches out" in error(capsys, *flags, "--microbatches", "2")
+
+
+def test_steps_of_given_tokens_with_virtual_stages(lengths, capsys):
+    flags = "--stages 2 --virtual-stages 2 --tokens-per-step 2097152".split()
+    best = document(capsys, "--lengths", lengths, *RUN, *flags)["ours"]["best"]
+    assert best["tokens_per_step"] == pytest.approx(2**21, rel=0.2)
+    assert best["microbatches_per_step"] % 2 == 0
 
 
 @pytest.mark.parametrize(
