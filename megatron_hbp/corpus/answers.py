@@ -60,6 +60,7 @@ class AnswerFinder:
             header = None
         if header is None or not text.startswith(header):
             return self._moved_span(text, matches, messages, tools, index)
+        header = self._with_opening(header, text, matches, messages, tools, index)
         until_answer = text
         if index < len(messages) - 1:
             match = self._plain_end(messages, index, text, len(header), matches)
@@ -89,6 +90,30 @@ class AnswerFinder:
         """Whether a span holds more than white space and its end token."""
         match = self.closing(text, span, matches)
         return bool(text[span[0] : span[1] if match is None else match.start].strip())
+
+    def _with_opening(  # noqa: PLR0917  # private, and called once
+        self,
+        header: str,
+        text: str,
+        matches: list[Match],
+        messages: list[Any],
+        tools: Any,
+        index: int,
+    ) -> str:
+        """`header` to where the answer starts: some templates print a generation prompt after
+        certain roles only, but open every answer."""
+        opening = self._prompt + self._header
+        start = len(header)
+        place = bisect_left(matches, start, key=lambda match: match.start)
+        opens = place < len(matches) and not text[start : matches[place].start].strip()
+        if header.endswith(opening) and (opening or not opens):
+            return header
+        between = text[start : self._own_place(text, messages, tools, index)]
+        if opening and between.startswith(opening):
+            return header + opening
+        if between.strip():
+            raise _underivable(index, "the generation prompt is not how the answer starts")
+        return header
 
     def _plain_end(
         self, messages: list[Any], index: int, text: str, start: int, matches: list[Match]

@@ -256,3 +256,45 @@ def test_any_chat_trains_its_answers_and_nothing_else(roles, data):
             rendered = made.render(parse_row(json.dumps(row).encode()))
             found = [reveal(rendered.text[start:stop]) for start, stop in rendered.spans]
             assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("opens", "roles"),
+    [
+        ("loop.last and add_generation_prompt", "aua"),
+        ("loop.last and add_generation_prompt and m.role == 'user'", "uata"),
+        ("loop.last and add_generation_prompt and m.role == 'user'", "sa"),
+        ("loop.last and add_generation_prompt and m.role != 'assistant'", "uaa"),
+    ],
+)
+@pytest.mark.parametrize("header", ["<|im_start|>assistant\n", "assistant:\n"])
+def test_a_generation_prompt_after_certain_roles_only(tmp_path, opens, roles, header):
+    """What opens an answer is not trained where the template prompts for none."""
+    template = (
+        "{% for m in messages %}"
+        f"{{% if m.role == 'assistant' %}}{header}{{% else %}}{{{{ m.role }}}}:{{% endif %}}"
+        f"{{{{ m.content }}}}<|im_end|>\n{{% if {opens} %}}{header}{{% endif %}}{{% endfor %}}"
+    )
+    expected = [f"{role}{i}{END}" for i, role in enumerate(roles) if role == "a"]
+    assert trained(tmp_path, chat(roles), template) == expected
+
+
+def test_no_opening_after_a_certain_role(tmp_path):
+    """An answer that follows a tool's needs no prompt where the template prints none."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' and loop.previtem.role != 'tool' %}"
+        "<|im_start|>{% endif %}{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|im_start|>{% endif %}"
+    )
+    assert trained(tmp_path, chat("uata"), template) == [f"a1{END}", f"a3{END}"]
+
+
+def test_an_opening_that_the_prompt_does_not_show_is_refused(tmp_path):
+    """The start token in front of a first answer belongs to none: neither guessed nor trained."""
+    template = (
+        "{% for m in messages %}{% if loop.first %}{{ bos_token }}{% endif %}<|im_start|>"
+        "{{ m.content }}<|im_end|>{% if loop.last and add_generation_prompt %}<|im_start|>"
+        "{% endif %}{% endfor %}"
+    )
+    with pytest.raises(ValueError, match="mask cannot be derived 1"):
+        trained(tmp_path, chat("aua"), template)
