@@ -10,9 +10,11 @@ speeds meet published ones (docs/profile.md lists them); a fitted profile replac
 """
 
 import json
-import math
 from dataclasses import dataclass, fields
 from pathlib import Path
+
+# FLOP/s, bytes and bytes/s above this are of no device, and too large for a float's square.
+_MOST = 1e30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +47,9 @@ class Device:
                     raise ValueError(f"{where}; give it a text")
             elif isinstance(value, bool) or not isinstance(value, int | float):
                 raise ValueError(f"{where}; give a number")
-            elif field.type is int and (type(value) is not int or value < 1):
+            elif field.type is int and (type(value) is not int or not 1 <= value < _MOST):
                 raise ValueError(f"{where}; give a whole number of 1 or more")
-            elif not math.isfinite(value) or value < 0:
+            elif not 0 <= value < _MOST:
                 raise ValueError(f"{where}; give a finite number of 0 or more")
             elif value == 0 and field.name != "launch_seconds":
                 raise ValueError(f"{where}; give a number above 0")
@@ -114,7 +116,7 @@ def find_device(text: str) -> Device:
         )
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"device file {path} is not JSON: {error}") from None
     wanted = {field.name for field in fields(Device)}
     if not isinstance(document, dict) or set(document) != wanted:

@@ -16,7 +16,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from megatron_hbp.model_shape import ModelShape
+from megatron_hbp.model_shape import MOST_LAYERS, ModelShape
 
 _NUMBERS = (
     "num-layers hidden-size ffn-hidden-size num-attention-heads num-query-groups kv-channels "
@@ -41,6 +41,8 @@ def read_model(path: Path) -> ModelShape:
     """The shape that a file of Megatron arguments describes. Raises ValueError, with the file."""
     try:
         return _shape(path.stem, _flags(path.read_text(encoding="utf-8")))
+    except RecursionError:
+        raise ValueError(f"Megatron arguments {path}: JSON nested too deeply") from None
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"Megatron arguments {path}: {error}") from None
 
@@ -196,7 +198,7 @@ def _check_together(flags: dict[str, str | None], *, mla: bool, moe: bool) -> No
 def _number(flag: str, text: str | None) -> int:
     if text is not None and "$" in text:
         raise ValueError(f"--{flag} is {text}, which the file does not set; write the number")
-    if text is None or not re.fullmatch(r"\d+", text):
+    if text is None or not re.fullmatch(r"\d{1,18}", text):
         raise ValueError(f"--{flag} is {text!r}; give a whole number")
     return int(text)
 
@@ -213,7 +215,7 @@ def _dense_first(text: str | None, num_layers: int) -> int:
         match = _PATTERN_PART.fullmatch(part)
         if match is None:
             raise ValueError(f"--moe-layer-freq is {text!r}; {rule}")
-        pattern += match[1].split(",") * int(match[2] or 1)
+        pattern += match[1].split(",") * min(int(match[2] or 1), MOST_LAYERS + 1)
     layers = "".join(pattern)
     if len(layers) != num_layers:
         raise ValueError(

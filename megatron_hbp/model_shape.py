@@ -12,6 +12,9 @@ from dataclasses import dataclass, fields
 
 _MLA = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _MOE = ("num_experts", "moe_topk", "moe_ffn_hidden_size")
+# More than any model has; larger numbers are slips of the finger that would run for ever.
+MOST_LAYERS = 10_000
+_MOST = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,9 @@ class ModelShape:
                 raise ValueError(
                     f"{where}: {field.name} is {value!r}; give a whole number of {least} or more"
                 )
+            most = MOST_LAYERS if field.name == "num_layers" else _MOST
+            if value > most:
+                raise ValueError(f"{where}: {field.name} is over {most}; give at most that")
         given = [name for name in _MLA if getattr(self, name) is not None]
         if (given or self.q_lora_rank) and len(given) < len(_MLA):
             missing = [name for name in _MLA if name not in given]

@@ -7,7 +7,6 @@ Guarantees (asserted by tests/unit/test_profile.py):
 """
 
 import json
-import math
 import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -17,6 +16,8 @@ from megatron_hbp.level import Level
 from megatron_hbp.run_layout import RunLayout
 
 FORMAT_VERSION = 1
+# Seconds, tokens, squares and bytes above this are measured nowhere.
+_MOST = 1e30
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Point:
             whole = name not in ("seconds", "squares")
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
                 raise ValueError(f"{where}: {name} is {value!r}; give a number")
-            if not math.isfinite(value) or value <= 0:
+            if not 0 < value < _MOST:
                 raise ValueError(f"{where}: {name} is {value!r}; give a finite number above 0")
         if (self.tokens is None) != (self.squares is None):
             raise ValueError(f"{where}: tokens and squares belong together; give both or neither")
@@ -120,7 +121,7 @@ class Profile:
             document = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ValueError(f"there is no profile {path}") from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"profile {path} cannot be read: {error}") from None
         try:
             return _profile(document)

@@ -12,13 +12,16 @@ from dataclasses import dataclass, fields
 
 from megatron_hbp.model_shape import ModelShape
 
+# More than any cluster has; larger numbers are slips of the finger that would run for ever.
+MOST = 2**20
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunLayout:
     """num_ranks: ranks, each a TP x stages replica of the model. num_microbatches: of a step.
 
     ep_size: expert parallelism, over GPUs of a stage; expert_tp_size: TP inside an expert
-    (Megatron's --expert-tensor-parallel-size). Raises ValueError for counts below 1.
+    (Megatron's --expert-tensor-parallel-size). Raises ValueError for counts below 1 or above MOST.
     """
 
     num_ranks: int
@@ -38,6 +41,8 @@ class RunLayout:
             if type(value) is not kind or (kind is int and value < 1):
                 wanted = "true or false" if kind is bool else "a whole number of 1 or more"
                 raise ValueError(f"layout: {field.name} is {value!r}; give {wanted}")
+            if value > MOST:
+                raise ValueError(f"layout: {field.name} is {value}; give at most {MOST}")
         if self.num_virtual_stages > 1 and self.num_stages == 1:
             raise ValueError("layout: virtual stages need num_stages above 1; use 1 virtual stage")
 

@@ -217,6 +217,8 @@ def test_counts_below_one_and_lone_virtual_stages_are_refused():
         RunLayout(num_ranks=0)
     with pytest.raises(ValueError, match="virtual stages need num_stages above 1"):
         RunLayout(num_ranks=8, num_virtual_stages=2)
+    with pytest.raises(ValueError, match="num_microbatches is 10000000; give at most 1048576"):
+        RunLayout(num_ranks=8, num_microbatches=10**7)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ def test_a_file_is_a_device(tmp_path):
         ({"memory_bytes": 8.5e10}, "memory_bytes is 85000000000.0; give a whole number"),
         ({"peak_flops": float("nan")}, "peak_flops is nan; give a finite number"),
         ({"peak_flops": True}, "peak_flops is True; give a number"),
+        ({"peak_flops": 10**400}, "peak_flops is 10*; give a finite number"),
+        ({"memory_bytes": 10**400}, "memory_bytes is 10*; give a whole number"),
         ({"inter_node_bandwidth": 0}, "inter_node_bandwidth is 0; give a number above 0"),
         ({"launch_seconds": -1.0}, "launch_seconds is -1.0; give a finite number"),
         ({"matmul_efficiency": 1.2}, "matmul_efficiency is 1.2, a share of the peak"),
@@ -56,6 +58,8 @@ def test_impossible_devices_are_refused(tmp_path, change, message):
     ("text", "message"),
     [
         ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("1" * 5000, "is not JSON"),
         ("[]", "memory_bytes is missing"),
         ('{"name": "x", "speed": 1}', r"peak_flops is missing, speed is unknown"),
     ],

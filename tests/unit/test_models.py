@@ -111,6 +111,8 @@ def test_an_unknown_model_lists_the_names():
     [
         ("llama-3.1-8b", {"num_layers": 0}, "num_layers is 0; give a whole number of 1 or more"),
         ("llama-3.1-8b", {"vocab_size": 1.5}, "vocab_size is 1.5; give a whole number"),
+        ("llama-3.1-8b", {"num_layers": 10**8}, "num_layers is over 10000"),
+        ("llama-3.1-8b", {"hidden_size": 2**31}, "hidden_size is over 2147483647"),
         ("llama-3.1-8b", {"num_query_groups": 5}, "5 query groups do not divide 32"),
         ("llama-3.1-8b", {"kv_lora_rank": 512}, "also needs qk_nope_head_dim, qk_rope_head_dim"),
         ("llama-3.1-8b", {"q_lora_rank": 512}, "also needs kv_lora_rank"),
@@ -206,6 +208,8 @@ def test_defaults_are_megatrons(tmp_path):
         ("([0]*1+[1]*59)", "([0]*1+[1]*60)", "describes 61 layers, --num-layers is 60"),
         ("([0]*1+[1]*59)", "([0]*1+[1]*58+[0]*1)", "mixes dense and MoE layers"),
         ("([0]*1+[1]*59)", "2", "--moe-layer-freq is '2'; give 1, or dense layers first"),
+        ("([0]*1+[1]*59)", "([0]*1+[1]*999999999999)", "layers, --num-layers is 60"),
+        ("--num-layers 60", "--num-layers " + "9" * 5000, "--num-layers is '9*'; give a whole"),
         ("--moe-router-topk 6", "--moe-router-topk 600", "moe_topk is 600 of 160 experts"),
         ('59)"', "59)", "a quote is not closed"),
     ],
@@ -218,7 +222,9 @@ def test_bad_argument_files(tmp_path, old, new, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["[1, {}]", '{"num-layers": [1]}', "{", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "text", ["[1, {}]", '{"num-layers": [1]}', "{", b"\xff\xfe", "[" * 100_000]
+)
 def test_files_of_other_kinds_are_refused(tmp_path, text):
     path = tmp_path / "model.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -59,6 +59,8 @@ def _document(tmp_path):
         (("points", 1, "seconds"), float("nan"), "seconds is nan; give a finite number"),
         (("points", 1, "seconds"), float("inf"), "seconds is inf; give a finite number"),
         (("points", 1, "seconds"), None, "seconds is None; give a number"),
+        (("points", 1, "seconds"), 10**400, "seconds is 10*; give a finite number"),
+        (("points", 1, "squares"), 10**400, "squares is 10*; give a finite number"),
         (("points", 1, "tokens"), 131073, "131073 tokens do not fit in its pack of 131072"),
         (("points", 1, "tokens"), 1.5, "tokens is 1.5; give a number"),
         (("points", 1, "tokens"), None, "tokens and squares belong together"),
@@ -91,7 +93,10 @@ def test_missing_keys_are_named(tmp_path, key):
         Profile.load(tmp_path / "profile.json")
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xfe\x00", b'{"format_version": 1'])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"{", b"\xff\xfe\x00", b'{"format_version": 1', b"[" * 100_000, b"1" * 5000],
+)
 def test_files_that_are_no_profile(tmp_path, content):
     (tmp_path / "profile.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"profile .*profile\.json"):
