@@ -266,7 +266,10 @@ def fitted(profile: Profile) -> tuple[CostModel, FitReport]:
     rows = []
     for point in points:
         level = point.level
-        model.check_cp_size(level.cp_size)
+        try:
+            model.check_cp_size(level.cp_size)
+        except ValueError as error:
+            raise ValueError(f"point of level {level}: {error}") from None
         tokens, squares = float(level.tokens_per_rank), float(point.squares or 0) / level.cp_size
         terms = model._terms.seconds(level, np.array([tokens]), np.array([squares]))
         terms["linear"] = terms["linear"] + terms.pop("tp") + terms.pop("moe")

@@ -102,7 +102,10 @@ def _fitted(namespace: argparse.Namespace, plan: Plan | None) -> GivenModel:
         device=namespace.device or profile.device,
         layout=layout,
     )
-    cost, fit = fitted(profile)
+    try:
+        cost, fit = fitted(profile)
+    except ValueError as error:
+        raise ValueError(f"profile {namespace.profile}: {error}") from None
     return GivenModel(dataclasses.replace(cost, layout=layout), profile, fit)
 
 

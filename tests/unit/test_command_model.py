@@ -129,6 +129,14 @@ def test_a_profile_of_something_else(profile, tmp_path):
     assert "tp_size 2, not 4" in _error("--profile", profile, "--tp", 4)
     assert "num_stages 1, not 2" in _error("--profile", profile, "--stages", 2)
     assert "there is no profile" in _error("--profile", tmp_path / "none.json")
+    for level, name, said in (
+        (Level(98304, 6), "llama-3.1-8b", "point of level 98304:6: model 'llama-3.1-8b'"),
+        (Level(8192, 1), "gpt-99", "model 'gpt-99' is neither a known name"),
+    ):
+        path = tmp_path / "bad.json"
+        point = Point(level, 1.0, 8192, 8192.0**2 / 4, 4)
+        Profile(name, "h100-80gb", RunLayout(num_ranks=6), (point,)).save(path)
+        assert _error("--profile", path).startswith(f"profile {path}: {said}")
 
 
 def test_wrong_use():
