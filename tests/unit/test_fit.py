@@ -110,6 +110,9 @@ def test_one_point_is_met_by_one_factor():
     got = _total(found, point.level, num_sequences=point.sequences)
     assert got == pytest.approx(point.seconds)
     assert [name for name, term in report.terms.items() if term.fitted] == ["linear"]
+    lines = report.lines()
+    assert "error unknown: no more points than factors" in lines[1]
+    assert lines[-1].startswith("1 point, ")
 
 
 def test_a_profile_without_squares_cannot_be_fitted():
