@@ -6,8 +6,8 @@ shortest level so far it is, and of these only those live on that no other beats
 in the tokens it has taken from shorter levels. Recompute is the least that fits in memory.
 
 Guarantees (asserted by tests/unit/test_select.py):
-- no candidate that was looked at is predicted to be faster; each one that lost is in `rejected`
-  with the reason;
+- no candidate that was looked at is predicted to be faster by more than LEVEL_PRICE for each level
+  that it has more; each one that lost is in `rejected` with the reason;
 - the same arguments give the same levels;
 - a run that nothing fits is a ValueError that says what would.
 The choice of the HBP paper is paper_levels.py.
@@ -39,7 +39,8 @@ __all__ = [
 ]
 
 
-# What each level after the first must save: it costs process groups, their buffers and a warm-up.
+# The share of an epoch that each level after the first must save: it costs process groups, their
+# buffers and a warm-up.
 LEVEL_PRICE = 0.0005
 
 
@@ -85,7 +86,7 @@ def best_levels(
     cost: CostModel,
     candidates: Candidates | None = None,
 ) -> Selection:
-    """The levels whose predicted epoch is shortest.
+    """The levels whose predicted epoch is shortest, each level after the first at LEVEL_PRICE.
 
     seq_lens: int32|int64 [n], tokens of each sequence, or their histogram. cost: of the run whose
     layout it holds. candidates: what may be chosen (None: everything that heads, ranks and memory
