@@ -118,6 +118,9 @@ def _read(file: Path, name: str, problems: list[str]) -> tuple[list[LoggedStep |
         torn = 0
         if entry["plan"] != name:
             continue
+        if not _is_whole(entry):
+            problems.append(f"{where} is damaged")
+            break
         if "start" in entry:
             starts += 1
             if entry["start"] > len(log):
@@ -152,6 +155,20 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return entry if isinstance(entry, dict) and "plan" in entry else None
+
+
+def _is_whole(entry: dict[str, Any]) -> bool:
+    if "start" in entry:
+        return _is_count(entry["start"])
+    microbatches = entry.get("microbatches")
+    if not _is_count(entry.get("step")) or not isinstance(microbatches, list):
+        return False
+    ids = [m.get("sequences") if isinstance(m, dict) else None for m in microbatches]
+    return all(isinstance(some, list) and all(map(_is_count, some)) for some in ids)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**63
 
 
 def _microbatch_problems(

@@ -130,6 +130,19 @@ def test_what_must_not_be_is_found(plan, tmp_path):
     assert problem(lambda ranks: [lines.append(_start(plan, 8)) for lines in ranks]) == (
         "rank-00000.jsonl line 8: the run goes on at step 8, steps 6 to 7 are not logged"
     )
+    # lines that no run of ours writes
+    for change in (
+        {"step": "2"},
+        {"step": -1},
+        {"microbatches": 5},
+        {"microbatches": [5, 5]},
+        {"microbatches": [{}, {}]},
+        {"microbatches": [{"sequences": ["0"]}, {"sequences": []}]},
+        {"start": "0"},
+        {"start": -5},
+    ):
+        line = "rank-00001.jsonl line 4 is damaged"
+        assert problem(lambda ranks, change=change: ranks[1][3].update(change)) == line
     # a rank's file is gone
     assert "sequences of the plan are not logged" in problem(lambda ranks: ranks.pop(0))
 
