@@ -138,7 +138,7 @@ def run(namespace: argparse.Namespace) -> int:
     tokenizer = Path(namespace.tokenizer)
     if namespace.show is not None:
         return _show(namespace.input, tokenizer, options, namespace.show)
-    if namespace.output is None:
+    if not namespace.output:
         raise ValueError("--output is missing; name the folder of the corpus (or use --show)")
     output = Path(namespace.output)
     with RowProgress() as progress:

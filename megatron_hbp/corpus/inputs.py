@@ -78,6 +78,8 @@ def find_inputs(given: Sequence[str | Path]) -> list[InputFile]:
 
 
 def _expand(item: str) -> Iterator[Path]:
+    if not item:  # maybe a variable of a script that is not set; never the folder at hand
+        raise ValueError("an input is empty text; give local files, folders or patterns")
     path = Path(item)
     if path.is_dir():
         yield from _in_folder(path)

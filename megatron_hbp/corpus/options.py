@@ -34,6 +34,8 @@ class Options:
             raise ValueError(
                 f"valid share is {self.valid_share}; it must be at least 0 and below 0.5"
             )
+        if not -(2**63) <= self.valid_seed < 2**63:
+            raise ValueError(f"valid seed is {self.valid_seed}; it must fit into 64 bits")
         if self.overlong not in OVERLONG_POLICIES:
             raise ValueError(
                 f"overlong is {self.overlong!r}; it must be one of {', '.join(OVERLONG_POLICIES)}"

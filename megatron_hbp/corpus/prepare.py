@@ -66,6 +66,8 @@ def prepare_corpus(
     chosen = Options(**options)
     if output.is_symlink() or output.name in ("", ".."):
         output = output.resolve()  # a folder takes its name, which must be there to take
+    if not output.name:
+        raise exists_error(output)
     files = find_inputs(inputs)
     recipe, template_name = load_recipe(tokenizer_path, chosen)
     stamps = [_stamp(file) for file in files]
@@ -90,14 +92,20 @@ def prepare_corpus(
         progress=progress,
         report=report,
     )
-    corpus = built_once(
-        output,
-        lambda: _existing(output, origin, chosen),
-        work.run,
-        timeout_seconds=float("inf"),
-        time_out=ValueError,
-        report=lambda words: report(f"{words}, which makes {output}"),
-    )
+    try:
+        corpus = built_once(
+            output,
+            lambda: _existing(output, origin, chosen),
+            work.run,
+            timeout_seconds=float("inf"),
+            time_out=ValueError,
+            report=lambda words: report(f"{words}, which makes {output}"),
+        )
+    except OSError as error:
+        raise ValueError(
+            f"output {output} cannot be used ({error.strerror or error}); see to that, or name "
+            "another folder"
+        ) from None
     work.clear()
     return corpus
 

@@ -163,6 +163,7 @@ def test_files_that_are_not_read(tmp_path, name, data, expected):
 
 def test_inputs_that_are_not_there(tmp_path):
     assert "no input; give .jsonl" in failure()
+    assert failure("").startswith("an input is empty text; give local files")
     assert failure(tmp_path / "no.jsonl").endswith(
         "does not exist; give local files, folders or patterns"
     )

@@ -123,6 +123,17 @@ def test_output_and_show(tmp_path, tokenizer, capsys):
         "",
         "hbp: error: --output is missing; name the folder of the corpus (or use --show)\n",
     )
+    assert hbp(capsys, *given, "--output", "")[2].startswith("hbp: error: --output is missing")
+    code, _, errors = hbp(capsys, *given, "--output", source / "below")
+    assert (code, errors) == (
+        2,
+        f"hbp: error: output {source}/below cannot be used (File exists); see to that, or name "
+        "another folder\n",
+    )
+    assert "/ exists and is not this corpus" in hbp(capsys, *given, "--output", "/")[2]
+    for seed in (2**63, -(2**63) - 1):
+        asked = ("--valid-share", "0.1", "--valid-seed", seed, "--output", tmp_path / "c")
+        assert "; it must fit into 64 bits\n" in hbp(capsys, *given, *asked)[2]
     for number in (0, -3):
         code, printed, errors = hbp(capsys, *given, "--show", number)
         assert (code, printed) == (2, "")
