@@ -1,8 +1,8 @@
 """Encodes blocks in several processes, in order.
 
 The processes are started by command, not forked: nothing of the caller (threads, open files, its
-main module) gets into them, and they end when it does, however that happens. An interruption from
-the keyboard is not theirs to hear.
+main module) and no module of the folder at hand gets into them, and they end when it does, however
+that happens. An interruption from the keyboard is not theirs to hear.
 
 Guarantees:
 - the results come in order, and so do the errors: one of reading a block comes after the results
@@ -107,7 +107,8 @@ class _Worker:
             "TOKENIZERS_PARALLELISM": "false",  # there is a process for each core already
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "megatron_hbp.corpus.worker"],
+            # -P: modules of the folder at hand, which may hold anything, are not imported
+            [sys.executable, "-P", "-m", "megatron_hbp.corpus.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

@@ -136,6 +136,13 @@ def test_a_pool_that_is_left_early_ends_its_workers(tmp_path, recipe):
     assert [thread for thread in threading.enumerate() if "ThreadPool" in thread.name] == []
 
 
+def test_modules_of_the_folder_at_hand_are_not_imported(tmp_path, recipe, monkeypatch):
+    (tmp_path / "tokenizers.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    with EncoderPool(recipe, 2) as pool:
+        assert sum(encoded.rows_in for _, encoded in pool.encode(blocks(tmp_path, 2))) == 2
+
+
 def test_all_workers_killed(tmp_path, recipe):
     given = blocks(tmp_path, 60)
     before = set(psutil.Process().children())
