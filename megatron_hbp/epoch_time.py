@@ -14,7 +14,8 @@ What is approximated:
   mean of its packs, and a whole level (heaviest - lightest pack) x (r - 1) / 2r more in all, r
   being the packs of a micro-batch (packs are sorted by cost and neighbours share a micro-batch);
 - with pipeline stages, micro-batches of a step are alike (mixing `auto`): every step runs one
-  level, but for one step at each change of level, which waits for the longer one;
+  level, but for one step at each change of level, which waits for the longer one; an epoch of few
+  steps has no choice, so the heaviest micro-batch of all counts the more, the fewer there are;
 - free space of longer packs takes the next shorter sequences at random, as many as fit.
 """
 
@@ -67,6 +68,14 @@ class LevelTime:
         """float64 [TERMS]: what sequences add to the time of the micro-batches that hold them."""
         return self.per @ (sums.sequences, sums.tokens, sums.squares) / self.num_replicas
 
+    def heaviest(self, longest: int) -> float:
+        """Seconds of a micro-batch with as many sequences of `longest` tokens as its packs hold."""
+        return float(self.base.sum() + self.per[:, 2].sum() * self.squares_of(longest))
+
+    def squares_of(self, length: int) -> float:
+        """Sum of squared lengths of a pack with as many sequences of `length` as it holds."""
+        return float(length) ** 2 * max(1, self.level.pack_len // max(1, length))
+
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
@@ -75,7 +84,8 @@ class Epoch:
     seconds: float64 [TERMS], of the settled levels and the sequences that are placed. bound: of the
     sequences those of at most so many tokens remain. spill: tokens of them that fill packs of level
     `filled`. microbatches, busy, own_packs: of each settled level, its micro-batches, their seconds
-    and the packs that its own sequences need. cp_tokens: tokens in packs with CP above 1.
+    and the packs that its own sequences need. heaviest: seconds of the heaviest micro-batch.
+    cp_tokens: tokens in packs with CP above 1.
     """
 
     levels: tuple[LevelTime, ...]
@@ -86,6 +96,7 @@ class Epoch:
     microbatches: tuple[int, ...] = ()
     busy: tuple[float, ...] = ()
     own_packs: tuple[int, ...] = ()
+    heaviest: float = 0.0
     cp_tokens: float = 0.0
 
     @property
@@ -129,7 +140,10 @@ class EpochTimes:
         microbatches = (*settled.microbatches[:-1], settled.microbatches[-1] + missing)
         busy = (*settled.busy[:-1], settled.busy[-1] + missing * float(last.base.sum()))
         filling = self._slope - self.num_microbatches
-        seconds[_PIPELINE] += filling * (sum(busy) / self.num_microbatches + _changes(settled))
+        mean = sum(busy) / sum(microbatches)
+        unlike = _changes(settled)
+        unlike += max(0.0, settled.heaviest - mean - unlike) / num_steps
+        seconds[_PIPELINE] += filling * (num_steps * mean + unlike)
         seconds[_REDUCTION] += self._reduction * num_steps
         return replace(settled, seconds=seconds, microbatches=microbatches, busy=busy)
 
@@ -145,8 +159,8 @@ class EpochTimes:
         )
         filling = self._slope - self.num_microbatches
         seconds = epoch.seconds.copy()
-        seconds[_PIPELINE] *= 1 + (num_steps * waited - seconds[_WAITING]) / epoch.busy[0]
-        seconds[_PIPELINE] += num_steps * filling * above
+        busy = epoch.busy[0] - seconds[_WAITING] + num_steps * waited
+        seconds[_PIPELINE] = filling * (busy / self.num_microbatches + num_steps * above)
         seconds[_WAITING] = num_steps * waited
         return replace(epoch, seconds=seconds)
 
@@ -166,7 +180,7 @@ class EpochTimes:
             cp_tokens += taken if longer.level.cp_size > 1 else 0.0
         packs = math.ceil(self._packs_needed(above, capacity) * (1.0 - share))
         microbatches = -(-packs // time.num_replicas)
-        spill, filled = epoch.spill - taken, epoch.filled
+        spill, filled, heaviest = epoch.spill - taken, epoch.filled, epoch.heaviest
         busy.append(0.0)
         if microbatches:
             mine = own.times(1.0 - share)
@@ -174,6 +188,7 @@ class EpochTimes:
             added[_WAITING] += self._unlike(time, above)
             seconds += added
             busy[-1] = float(added.sum())
+            heaviest = max(heaviest, time.heaviest(self.histogram.extremes(above, capacity)[1]))
             cp_tokens += mine.tokens if time.level.cp_size > 1 else 0.0
             free = microbatches * time.num_replicas * capacity - mine.tokens
             spill = min(free, self.histogram.between(0, above).tokens)
@@ -187,6 +202,7 @@ class EpochTimes:
             microbatches=(*epoch.microbatches, microbatches),
             busy=tuple(busy),
             own_packs=(*epoch.own_packs, packs),
+            heaviest=heaviest,
             cp_tokens=cp_tokens,
         )
 
@@ -200,10 +216,7 @@ class EpochTimes:
         """Seconds that the ranks of a level wait because the packs of a micro-batch differ."""
         capacity = time.level.pack_len
         shortest, longest = self.histogram.extremes(above, capacity)
-        heaviest, lightest = (
-            float(length) ** 2 * max(1, capacity // max(1, length))
-            for length in (longest, shortest)
-        )
+        heaviest, lightest = map(time.squares_of, (longest, shortest))
         spread = max(0.0, heaviest - lightest) * float(time.per[:, 2].sum())
         if not self._lockstep:  # ranks wait at the end of a step, in which replicas take turns
             spread /= self.num_microbatches

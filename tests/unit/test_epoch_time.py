@@ -4,9 +4,10 @@ import pytest
 
 from megatron_hbp import build_plan
 from megatron_hbp.baselines import next_fit
+from megatron_hbp.level import Level
 from megatron_hbp.select import LEVEL_PRICE, Candidates, best_levels, predict
 from megatron_hbp.simulate import simulate
-from tests.unit.selection_cases import CASES, every_set
+from tests.unit.selection_cases import CASES, H100, every_set, mixture, model
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -42,6 +43,19 @@ def test_the_dynamic_program_finds_what_enumeration_finds(name):
 
     best = min(map(charged, every_set(lens, cost, budgets, cp_sizes)))
     assert charged(found.levels) <= best * (1 + 1e-4)
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(4, 8), (8, 32)])
+@pytest.mark.parametrize("texts", [("131072:8",), ("16384:1", "131072:8")])
+@pytest.mark.parametrize("short", [1500, 3000, 8000])
+def test_few_steps_hold_unlike_micro_batches(short, texts, stages, microbatches):
+    """A pipeline waits for the heaviest one, and an epoch of few steps cannot set it apart."""
+    lens = mixture(0, short, short // 100, 120000)
+    cost = model(H100, num_ranks=8, num_stages=stages, num_microbatches=microbatches)
+    levels = [Level.parse(text) for text in texts]
+    plan = build_plan(lens, levels, 8, microbatches, stages)
+    simulated = simulate(plan, cost).total_seconds
+    assert predict(levels, lens, cost).seconds == pytest.approx(simulated, rel=0.06)
 
 
 @pytest.mark.parametrize("name", ["dense", "experts", "pipeline"])
