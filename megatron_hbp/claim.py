@@ -74,7 +74,8 @@ class Claim:
         except FileExistsError:
             created = False
             try:
-                descriptor = os.open(self.file, os.O_RDWR)
+                # a link could lead to anything, which must not be written into
+                descriptor = os.open(self.file, os.O_RDWR | os.O_NOFOLLOW)
             except FileNotFoundError:  # released this moment: the next look tells
                 return False
         with contextlib.ExitStack() as undo:

@@ -317,3 +317,13 @@ def test_a_folder_that_cannot_be_written_is_an_os_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         Claim(tmp_path / "file" / "thing").take()
+
+
+def test_a_link_in_the_place_of_a_claim_is_not_written_through(tmp_path):
+    (tmp_path / "precious").write_text("")
+    claim = Claim(tmp_path / "thing")
+    claim.file.symlink_to(tmp_path / "precious")
+    for _ in range(2):
+        with pytest.raises(OSError, match="symbolic links"):
+            claim.take()
+    assert (tmp_path / "precious").read_text() == ""
