@@ -108,3 +108,12 @@ def test_the_script_prints_everything(capsys):
     text = capsys.readouterr().out
     assert "--level 16384:1:28 --level 131072:8:28" in text
     assert text.count("fitted on ISF 128K") == 2
+    for choice in paper_tables.CHOICES:
+        assert text.count(choice) == 1
+
+
+def test_the_choice_of_a_packer_is_told_with_what_the_papers_own_gives(lengths, found):
+    isf = paper_tables.paper_tables(lengths, packer="isf")
+    assert isf.rows[1].cr > found.rows[1].cr
+    text = paper_tables.choices_text(isf)
+    assert f"the paper's packer, they take {isf.rows[1].days:.2f} GPU days" in text
