@@ -1,8 +1,9 @@
 """The lengths of a corpus as a histogram: sums over ranges of lengths, and the packs they need.
 
 Guarantees (asserted by tests/unit/test_histogram.py):
-- sums are 64-bit and exact; once it is made, no cost depends on the number of sequences;
+- sums are exact;
 - packs_needed() is a lower bound of every packing.
+Once it is made, no cost depends on the number of sequences.
 """
 
 from dataclasses import dataclass
@@ -25,16 +26,6 @@ class Sums:
 
     def times(self, factor: float) -> "Sums":
         return Sums(self.sequences * factor, self.tokens * factor, self.squares * factor)
-
-    def plus(self, other: "Sums") -> "Sums":
-        return Sums(
-            self.sequences + other.sequences,
-            self.tokens + other.tokens,
-            self.squares + other.squares,
-        )
-
-
-NOTHING = Sums(0.0, 0.0, 0.0)
 
 
 class LengthHistogram:
