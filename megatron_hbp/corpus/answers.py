@@ -213,7 +213,10 @@ class AnswerFinder:
             text = self._render([QUESTION, _ANSWER], None)
         except RowError:
             return "", ""
-        prompt = prompted.removeprefix(question)
+        start = _common_prefix_len(question, prompted)  # a token may end what has no prompt
+        for match in self._control_tokens.find(prompted):
+            start = match.start if match.start < start < match.end else start
+        prompt = prompted[start:]
         if prompt or not text.startswith(question):
             return prompt, ""
         header = text[len(question) :].partition(_ANSWER["content"])[0]
@@ -230,17 +233,12 @@ class AnswerFinder:
             for index in (1, 3):
                 header = self._render(messages[:index], None, add_generation_prompt=True)
                 header += self._header
-                until_answer = self._render(messages[: index + 1], None)
-                found = list(self._control_tokens.find(until_answer))
-                closing = self.closing(until_answer, (len(header), len(until_answer)), found)
-                first = bisect_left(matches, len(header), key=lambda match: match.start)
-                if (
-                    closing is None
-                    or matches[first : first + 1] != [closing]
-                    or not text.startswith(until_answer[: closing.end])
-                    or not until_answer.startswith(header)
-                    or until_answer[closing.start : closing.end] != self.end_token
-                ):
+                place = bisect_left(matches, len(header), key=lambda match: match.start)
+                if not text.startswith(header) or place == len(matches):
+                    return False
+                start, end = matches[place].start, matches[place].end
+                answer = text[len(header) : start].strip()
+                if text[start:end] != self.end_token or not answer.endswith(_ANSWER["content"]):
                     return False
         except RowError:
             return False

@@ -7,6 +7,7 @@ import pytest
 from megatron_hbp.corpus.control_tokens import ControlToken, ControlTokens, reveal
 from megatron_hbp.corpus.rows import RowError, parse_row
 from megatron_hbp.corpus.template import DEFAULT_TEMPLATE, ChatTemplate
+from tests.unit import corpus_templates
 from tests.unit.corpus_samples import CHATML, CONTROL, chat
 
 TOKENS = ControlTokens({text: ControlToken(i) for i, text in enumerate(CONTROL)})
@@ -202,3 +203,30 @@ def test_a_template_without_an_end_token():
 def test_an_empty_answer_is_not_trained():
     assert refusal(CHATML, chat("ua", ["q", ""])) == "no trained token"
     assert render(CHATML, chat("uaua", ["q", "", "q", "a"]))[1] == ["a<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [CHATML, corpus_templates.LLAMA3, corpus_templates.REASONING, corpus_templates.TWO_ENDS],
+    ids=["chatml", "llama3", "reasoning", "two_ends"],
+)
+def test_one_rendering_for_each_answer(source, monkeypatch):
+    """Besides that of the chat: renderings of a long chat are long themselves."""
+    template = make(source)
+    counted = []
+    text = ChatTemplate._text
+    monkeypatch.setattr(
+        ChatTemplate, "_text", lambda *given, **named: counted.append(1) or text(*given, **named)
+    )
+    template.render(parse_row(json.dumps(chat("ua" * 9)).encode()))
+    assert len(counted) == 1 + 9
+
+
+def test_a_template_that_ends_answers_with_the_next_message():
+    """The first control token after an answer is its end only if nothing stands in between."""
+    source = (
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        "{% if m.role == 'user' or loop.last %}</s>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    assert refusal(source, chat("uaua")).startswith("mask cannot be derived: message 2")
