@@ -8,7 +8,7 @@ A micro-batch on a rank and stage, forward and backward, takes
                    hidden (TP_OVERLAP), nothing of the others
   + recompute      the forward of the recomputed layers once more, its communication included.
 A step adds fill and drain of the pipeline, its stalls by unequal micro-batches, and the part of the
-data-parallel reduction that is not hidden. The stage counted is the slowest one.
+data-parallel reduction that is not hidden. The stage counted is the slowest one of the level.
 
 Left out: sends between stages (overlapped by Megatron's 1F1B), the optimizer's own step, latencies
 of collectives (in launch_seconds), gradients of repeated key/value heads.

@@ -84,14 +84,50 @@ class MicroBatchTerms:
         tokens, squares: float64 [packs], of a rank. again_X: the forward of X that the level's
         recomputed layers repeat; again_linear holds that of tp and moe, too.
         """
-        intra, inter = self._exchange(level.cp_size)
-        share = self._recomputed_share(level)
-        layers, logits = self._products(self.stage)
+        return self._of_stage(self.slowest_stage(level), level, tokens, squares)
+
+    def slowest_stage(self, level: Level) -> Stage:
+        """The stage whose micro-batches of the level take longest.
+
+        It is one for all packs of a level, so that their times stay linear in what they hold:
+        the slowest with full packs of sequences half as long as the pack.
+        """
+        if level not in self._slowest:
+            tokens = np.array([float(level.tokens_per_rank)])
+            squares = tokens * level.pack_len / 2
+            self._slowest[level] = max(
+                self._unlike_stages,
+                key=lambda stage: sum(
+                    float(seconds[0])
+                    for seconds in self._of_stage(stage, level, tokens, squares).values()
+                ),
+            )
+        return self._slowest[level]
+
+    @cached_property
+    def _unlike_stages(self) -> tuple[Stage, ...]:
+        """Of stages with the same layers the first."""
+        found: dict[tuple, Stage] = {}
+        for stage in stages_of(self.model, self.layout):
+            key = (stage.dense_layers, stage.moe_layers, stage.chunk_layers, stage.has_logits)
+            found.setdefault(key, stage)
+        return tuple(found.values())
+
+    @cached_property
+    def _slowest(self) -> dict[Level, Stage]:
+        return {}
+
+    def _of_stage(
+        self, stage: Stage, level: Level, tokens: np.ndarray, squares: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        intra, inter = self._exchange(stage, level.cp_size)
+        share = self._recomputed_share(stage, level)
+        layers, logits = self._products(stage)
         linear = tokens * layers
-        attention = squares * self._attention
-        tp, moe = tokens * self._tensor_parallel, tokens * self._experts
+        attention = squares * self._attention(stage)
+        tp, moe = tokens * self._tensor_parallel(stage), tokens * self._experts(stage)
         return {
-            "fixed": np.full(len(tokens), self.device.launch_seconds * self.stage.num_layers),
+            "fixed": np.full(len(tokens), self.device.launch_seconds * stage.num_layers),
             "linear": 3 * (linear + tokens * logits),
             "attention": (1 + ATTENTION_BACKWARD) * attention,
             "cp_intra": 2 * tokens * intra,
@@ -103,12 +139,6 @@ class MicroBatchTerms:
             "again_cp_intra": share * tokens * intra,
             "again_cp_inter": share * tokens * inter,
         }
-
-    @cached_property
-    def stage(self) -> Stage:
-        """The slowest stage: the one with the most matrix products."""
-        stages = stages_of(self.model, self.layout)
-        return max(stages, key=lambda stage: sum(self._products(stage)))
 
     def _products(self, stage: Stage) -> tuple[float, float]:
         """Forward seconds per token of a rank: layers, output layer."""
@@ -123,21 +153,19 @@ class MicroBatchTerms:
             small *= 1 + EXPERT_HALF_WIDTH / model.moe_ffn_hidden_size
         return (large + small) / speed, logits / speed
 
-    @cached_property
-    def _attention(self) -> float:
+    def _attention(self, stage: Stage) -> float:
         """Forward seconds per squared token of a rank."""
-        share = self.stage.num_layers / self.model.num_layers
+        share = stage.num_layers / self.model.num_layers
         speed = self.device.peak_flops * self.device.attention_efficiency * self.layout.tp_size
         return share * self.model.attention_flops_per_square() / speed
 
-    @cached_property
-    def _tensor_parallel(self) -> float:
+    def _tensor_parallel(self, stage: Stage) -> float:
         """Forward seconds per token of a rank.
 
         An all-gather and a reduce-scatter (or an all-reduce, the same bytes) around attention, and
         around the MLP or the shared experts.
         """
-        tp, stage = self.layout.tp_size, self.stage
+        tp = self.layout.tp_size
         blocks = stage.num_layers + stage.dense_layers
         if self.model.moe_shared_ffn_hidden_size:
             blocks += stage.moe_layers
@@ -146,17 +174,16 @@ class MicroBatchTerms:
         sent = blocks * 2 * self.model.hidden_size * ELEMENT_BYTES * (tp - 1) / tp
         return (1 - TP_OVERLAP) * sent / link
 
-    @cached_property
-    def _experts(self) -> float:
+    def _experts(self, stage: Stage) -> float:
         """Forward seconds per token of a rank: a copy for each expert goes out and comes back."""
         copies = self.model.moe_topk * self.model.hidden_size / self.layout.tp_size
         inside, between = self._sent(self.layout.ep_size, self.layout.expert_tp_size)
-        return self.stage.moe_layers * 2 * copies * ELEMENT_BYTES * (inside + between)
+        return stage.moe_layers * 2 * copies * ELEMENT_BYTES * (inside + between)
 
-    def _exchange(self, cp_size: int) -> tuple[float, float]:
+    def _exchange(self, stage: Stage, cp_size: int) -> tuple[float, float]:
         """Forward seconds of Ulysses per token of a rank: inside a node, between nodes."""
         values = self.model.exchanged_values_per_token(cp_size, self.layout.tp_size)
-        sent = self.stage.num_layers * values * ELEMENT_BYTES
+        sent = stage.num_layers * values * ELEMENT_BYTES
         inside, between = self._sent(cp_size, self.layout.tp_size)
         return sent * inside, sent * between
 
@@ -168,8 +195,8 @@ class MicroBatchTerms:
             (size - near) / size / self.device.inter_node_bandwidth,
         )
 
-    def _recomputed_share(self, level: Level) -> float:
-        """Of the slowest stage's layers, those that are recomputed."""
+    def _recomputed_share(self, stage: Stage, level: Level) -> float:
+        """Of the stage's layers, those that are recomputed."""
         layers = level.recompute_layers
         whole = self.model.num_layers if layers == "full" else layers
-        return self.stage.recomputed(whole, self.layout.num_chunks) / self.stage.num_layers
+        return stage.recomputed(whole, self.layout.num_chunks) / stage.num_layers

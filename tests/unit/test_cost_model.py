@@ -192,6 +192,14 @@ def test_the_slowest_stage_counts():
     stage = products / 4 + model.logit_flops_per_token()
     found = _seconds(cost, Level(4096, 1)).linear[0]
     assert found == pytest.approx(3 * 4096 * stage / 4 / (989e12 * 0.55))
+    # 60 layers on 16 stages: the last one has three layers and the output layer, which recompute
+    # and attention leave behind the first ones with their four layers
+    layout = RunLayout(num_ranks=16, num_stages=16, ep_size=8)
+    cost = analytic(MODELS["deepseek-v2"], H100, layout)
+    fixed = H100.launch_seconds
+    assert _seconds(cost, Level(4096, 1)).fixed[0] == pytest.approx(3 * fixed)
+    assert _seconds(cost, Level(4096, 1, "full")).fixed[0] == pytest.approx(4 * fixed)
+    assert _seconds(cost, Level(32768, 8)).fixed[0] == pytest.approx(4 * fixed)
 
 
 @pytest.mark.parametrize(
