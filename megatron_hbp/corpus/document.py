@@ -47,11 +47,10 @@ def read_document(folder: Path) -> dict[str, Any]:
     return document
 
 
-def exists_error(target: Path) -> ValueError:
+def exists_error(target: Path, why: str = "other inputs, or damaged") -> ValueError:
     """The error for an output that is taken by something else."""
     return ValueError(
-        f"{target} exists and is not this corpus (other inputs, or damaged); name another folder "
-        "or remove it"
+        f"{target} exists and is not this corpus ({why}); name another folder or remove it"
     )
 
 

@@ -162,6 +162,15 @@ def _origin(recipe: Recipe, hashes: list[str], files: Sequence[InputFile]) -> di
     }
 
 
+def _check_origin(output: Path, there: Any, origin: dict[str, Any]) -> None:
+    """Raises ValueError, with what differs, unless a corpus is of this origin."""
+    if not isinstance(there, dict):  # not made by `hbp prepare`
+        raise exists_error(output)
+    names = [name for name in (origin | there) if origin.get(name) != there.get(name)]
+    if names:
+        raise exists_error(output, f"other {', '.join(names).replace('_', ' ')}")
+
+
 def _stamp(file: InputFile) -> tuple[int, int]:
     status = file.path.stat()
     return status.st_size, status.st_mtime_ns
@@ -216,8 +225,11 @@ def _existing(output: Path, origin: dict[str, Any], options: Options) -> Corpus 
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
     try:
-        if read_document(output).get("origin") != origin:
-            raise exists_error(output)
+        document = read_document(output)
+    except ValueError:
+        raise exists_error(output) from None
+    _check_origin(output, document.get("origin"), origin)
+    try:
         if origin["valid_share"]:
             Corpus.open(output / VALID_FOLDER)
         corpus = Corpus.open(output)

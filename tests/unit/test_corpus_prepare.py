@@ -173,25 +173,28 @@ def test_same_inputs_are_left_alone_others_refused(tmp_path, tokenizer):
     assert make(strict=True).hash == first.hash
     assert {file: file.stat().st_mtime_ns for file in first.path.rglob("*")} == stamps
 
-    refused = r"exists and is not this corpus .*name another folder or remove it"
-    with pytest.raises(ValueError, match=refused):
+    def refused(what):
+        text = rf"exists and is not this corpus \(other {what}\); name another folder or remove it"
+        return pytest.raises(ValueError, match=text)
+
+    with refused("valid seed"):
         make(valid_seed=1)
-    with pytest.raises(ValueError, match=refused):
+    with refused("valid share, valid seed"):
         make(valid_share=0.0)
     assert make(chat_template=None).hash == first.hash  # the tokenizer's own is the same text
     template.write_text(CHATML + " ")
-    with pytest.raises(ValueError, match=refused):
+    with refused("chat template hash"):
         make()
     template.write_text(CHATML)
     make()
     content = source.read_bytes()
     source.write_bytes(content.replace(b"a8", b"a9"))
-    with pytest.raises(ValueError, match=refused):
+    with refused("input hashes"):
         make()
     source.write_bytes(content)
     make()
     char_tokenizer(tokenizer, adds_start=True)
-    with pytest.raises(ValueError, match=refused):
+    with refused("tokenizer hashes"):
         make()
 
 

@@ -58,8 +58,8 @@ def test_makers_of_different_corpora_under_one_name(tmp_path, given):
     winner = [run.returncode for run in runs].index(0)
     (line,) = ends[1 - winner][1].splitlines()
     assert line == (
-        f"hbp: error: {output} exists and is not this corpus (other inputs, or damaged); name "
-        "another folder or remove it"
+        f"hbp: error: {output} exists and is not this corpus (other valid seed); name another "
+        "folder or remove it"
     )
     assert Corpus.open(output, verify=True).info["origin"]["valid_seed"] == winner
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c"]
