@@ -180,6 +180,11 @@ def _data_files(folder: Path) -> list[str] | None:
     if not names:
         raise ValueError(f"input {folder} is a saved data set without rows; leave it out")
     for name in names:
+        if Path(name).name != name:
+            raise ValueError(
+                f"input {folder} is a saved data set that names a file outside of it, {name}; "
+                "name the files to be read"
+            )
         if not (folder / name).is_file():
             raise ValueError(
                 f"input {folder} is a saved data set whose file {name} is missing; save it again"

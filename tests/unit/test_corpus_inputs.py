@@ -319,6 +319,11 @@ def test_what_is_wrong_with_a_datasets_folder(tmp_path, library):
     assert "keeps the order of its rows in an indices mapping" in failure(folder)
     (folder / "state.json").write_text(json.dumps({**state, "_data_files": []}))
     assert "is a saved data set without rows" in failure(folder)
+    put(tmp_path / "other.jsonl")
+    for name in ("../other.jsonl", str(tmp_path / "other.jsonl")):
+        outside = {**state, "_data_files": [{"filename": name}]}
+        (folder / "state.json").write_text(json.dumps(outside))
+        assert f"names a file outside of it, {name};" in failure(folder)
     (folder / "state.json").write_text(json.dumps(state))
     (folder / state["_data_files"][1]["filename"]).unlink()
     assert "whose file data-00001-of-00002.arrow is missing" in failure(folder)
