@@ -292,6 +292,9 @@ def _notes(recipe: Recipe, counts: RowCounts) -> list[str]:
         template = ChatTemplate(recipe.template, tokenizer.variables, tokenizer.control_tokens)
         if not template.prints_tool_calls:
             notes.append("the chat template does not print tool calls, so they are not trained")
+        if tokenizer.other_templates and recipe.template == tokenizer.chat_template:
+            names = ", ".join(tokenizer.other_templates)
+            notes.append(f"the tokenizer's other chat templates ({names}) are not used")
     dropped = tokenizer.dropped_characters()
     if dropped:
         notes.append(f"the tokenizer drops characters without a trace, e.g. {dropped}")

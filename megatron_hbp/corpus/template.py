@@ -113,10 +113,15 @@ class ChatTemplate:
                 for index, trained in enumerate(chat.trained)
                 if trained
             ]
-        spans = [span for span in spans if self._answers.says_something(text, span, matches)]
-        if not spans:
+        kept: list[tuple[int, int]] = []
+        for start, end in spans:
+            # a block may hold nothing but the end token of the answer in the block before
+            goes_on = bool(kept) and not text[kept[-1][1] : start].strip()
+            if goes_on or self._answers.says_something(text, (start, end), matches):
+                kept.append((start, end))
+        if not kept:
             raise RowError("no trained token")
-        return RenderedChat(text, spans, matches)
+        return RenderedChat(text, kept, matches)
 
     def _hidden(self, chat: Chat) -> tuple[list[dict[str, Any]], Any]:
         """(messages, tools) with the control tokens in them hidden; the chat's own are not changed.

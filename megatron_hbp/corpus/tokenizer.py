@@ -34,6 +34,9 @@ _FOLDER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
     "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tiktoken.model",
     "vocab.json",
     "vocab.txt",
     "merges.txt",
@@ -67,7 +70,8 @@ class Tokenizer:
     """path: as the user gave it, made absolute. files: what was read. vocab_size: ids are below it.
 
     start_id, end_id: None when there is none. adds_start: whether the tokenizer itself puts the
-    start token first. chat_template: its own, or None. variables: special tokens' texts by name.
+    start token first. chat_template: its own, or None; other_templates: names of those it has
+    besides. variables: special tokens' texts by name.
     """
 
     path: Path
@@ -77,6 +81,7 @@ class Tokenizer:
     end_id: int | None
     adds_start: bool
     chat_template: str | None
+    other_templates: tuple[str, ...]
     variables: Mapping[str, str]
     control_tokens: ControlTokens
     _encoder: _Encoder
@@ -146,8 +151,9 @@ def _from_transformers(loaded: Any, path: Path, files: tuple[Path, ...]) -> Toke
         for token_id, token in loaded.added_tokens_decoder.items()
         if token.special or token_id in special_ids
     }
-    template = loaded.chat_template
+    template, others = loaded.chat_template, ()
     if isinstance(template, dict):
+        others = tuple(sorted(template.keys() - {"default"}))
         template = template.get("default")
     start_id = loaded.bos_token_id
     encoder = _FastEncoder(loaded.backend_tokenizer.to_str())
@@ -159,6 +165,7 @@ def _from_transformers(loaded: Any, path: Path, files: tuple[Path, ...]) -> Toke
         end_id=loaded.eos_token_id,
         adds_start=start_id is not None and loaded("x")["input_ids"][:1] == [start_id],
         chat_template=template,
+        other_templates=others,
         variables={
             name: text for name, text in loaded.special_tokens_map.items() if isinstance(text, str)
         },
@@ -265,6 +272,7 @@ def _load_sentencepiece(path: Path) -> Tokenizer:
         end_id=plain.eos_id() if plain.eos_id() >= 0 else None,
         adds_start=plain.bos_id() >= 0,
         chat_template=None,
+        other_templates=(),
         variables={name: plain.id_to_piece(i) for name, i in ids.items() if i >= 0},
         control_tokens=ControlTokens(control),
         _encoder=encoder,

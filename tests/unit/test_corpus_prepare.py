@@ -291,3 +291,15 @@ def test_the_built_in_template_is_named(tmp_path):
     corpus = prepare(tmp_path, [chat("ua")], tokenizer)
     assert corpus.info["chat_template"].startswith("built-in (the tokenizer has none)")
     assert corpus.tokenizer_path == str(tokenizer)
+
+
+def test_other_templates_of_the_tokenizer_are_named(tmp_path):
+    folder = char_tokenizer(tmp_path / "t")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = [
+        {"name": "default", "template": CHATML},
+        {"name": "tool_use", "template": CHATML},
+    ]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    corpus = prepare(tmp_path, [chat("ua")], folder)
+    assert corpus.info["notes"][0] == "the tokenizer's other chat templates (tool_use) are not used"

@@ -230,3 +230,18 @@ def test_a_template_that_ends_answers_with_the_next_message():
         "{% if add_generation_prompt %}assistant:{% endif %}"
     )
     assert refusal(source, chat("uaua")).startswith("mask cannot be derived: message 2")
+
+
+def test_an_end_token_in_a_block_of_its_own_is_trained():
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{{ '\\n' }}"
+        "{% generation %}<|im_end|>{% endgeneration %}"
+        "{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    )
+    assert render(source, chat("uaua", ["q", "a1", "r", "a2"]))[1] == [
+        "a1",
+        "<|im_end|>",
+        "a2",
+        "<|im_end|>",
+    ]
