@@ -255,8 +255,8 @@ class _Pool:
 def greedy_fill(items, multiple, spaces, first_pack):
     """(items, spaces, pack_of of those taken): Algorithm 6 of the paper, with a window.
 
-    Of equally long items in the window the first one is taken. A window of which nothing fits is put
-    aside where the pack has room for an item of mean length, once for each pack.
+    Of equally long items in the window the first one is taken. A window of which nothing fits is
+    put aside where the pack has room for an item of mean length, once for each pack.
     """
     items, spaces, pack_of = list(items), list(spaces), []
     aside = len(items)
