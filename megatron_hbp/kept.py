@@ -5,6 +5,7 @@ Guarantees (asserted by tests/unit/test_planner.py):
 - every dropped sequence has one reason, the first that applies of DROP_REASONS in plan.py.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,20 @@ from megatron_hbp.plan import (
     DROP_UNTRAINABLE,
     DROP_WEIGHTLESS,
 )
+
+
+class SequenceError(ValueError):
+    """What is wrong with one sequence; a corpus can tell where it came from."""
+
+    def __init__(self, sequence: int, text: str) -> None:
+        super().__init__(text)
+        self.sequence = sequence
+
+
+def where_from(error: SequenceError, origin: Callable[[int], str | None]) -> str:
+    """The error's text with the file and line of its sequence before it, where they are known."""
+    place = origin(error.sequence)
+    return str(error) if place is None else f"{place}: {error}"
 
 
 @dataclass(frozen=True)
@@ -58,10 +73,11 @@ def keep(
         raise ValueError(f"sequence {first} has {seq_lens[first]} tokens; it must have 0 or more")
     if most > longest and overlong == "error":
         too_long = np.flatnonzero(seq_lens > longest)
-        raise ValueError(
+        raise SequenceError(
+            int(too_long[0]),
             f"sequence {too_long[0]} has {seq_lens[too_long[0]]} tokens, but the longest level "
             f"holds {longest}; {len(too_long)} of {len(seq_lens)} sequences are over-long; "
-            "add a longer level, or use --hbp-overlong drop or --hbp-overlong truncate"
+            "add a longer level, or use --hbp-overlong drop or --hbp-overlong truncate",
         )
     given = seq_lens
     truncated = np.empty(0, dtype=np.int64)

@@ -1,7 +1,7 @@
 """What a plan is made from or checked against: corpora, or arrays of lengths."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ class Given:
     source_ids: np.ndarray | None = None
     corpus_hash: str | None = None
     corpus_paths: tuple[str, ...] = ()
+    origin: Callable[[int], str | None] = lambda _: None  # file and line of a sequence
 
 
 def add_input(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -61,6 +62,7 @@ def read_input(
             weighted_sources(corpus, source_weights),
             corpus.hash,
             corpus_paths(corpus),
+            corpus.origin,
         )
     if namespace.lengths is None:
         return None

@@ -16,6 +16,7 @@ from megatron_hbp.config import (
     field_docs,
 )
 from megatron_hbp.cost import PackCost
+from megatron_hbp.kept import SequenceError, where_from
 from megatron_hbp.planner import build_plan
 from megatron_hbp.report.compare import compare_plan, compare_text
 from megatron_hbp.report.text import plan_document, plan_text
@@ -69,22 +70,25 @@ def run(namespace: argparse.Namespace) -> int:
     given = read_input(namespace, namespace.source_weight)
     assert levels is not None  # argparse requires both
     assert given is not None
-    plan = build_plan(
-        given.seq_lens,
-        levels,
-        namespace.ranks,
-        namespace.microbatches,
-        namespace.stages,
-        num_virtual_stages=namespace.virtual_stages,
-        cost=None if namespace.cost is None else _parse_cost(namespace.cost),
-        source_weights=namespace.source_weight,
-        **{name: getattr(namespace, name) for name in PLAN_DEFAULTS},
-        alignment=run_alignment(namespace, levels),
-        first_trained=given.first_trained,
-        source_ids=given.source_ids,
-        corpus_hash=given.corpus_hash,
-        corpus_paths=given.corpus_paths,
-    )
+    try:
+        plan = build_plan(
+            given.seq_lens,
+            levels,
+            namespace.ranks,
+            namespace.microbatches,
+            namespace.stages,
+            num_virtual_stages=namespace.virtual_stages,
+            cost=None if namespace.cost is None else _parse_cost(namespace.cost),
+            source_weights=namespace.source_weight,
+            **{name: getattr(namespace, name) for name in PLAN_DEFAULTS},
+            alignment=run_alignment(namespace, levels),
+            first_trained=given.first_trained,
+            source_ids=given.source_ids,
+            corpus_hash=given.corpus_hash,
+            corpus_paths=given.corpus_paths,
+        )
+    except SequenceError as error:
+        raise ValueError(where_from(error, given.origin)) from None
     if namespace.output is not None:
         plan.save(namespace.output)
     compared = compare_plan(plan, _progress) if namespace.compare else None

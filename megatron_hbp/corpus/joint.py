@@ -71,6 +71,11 @@ class JointCorpus:
         part, inside = self._place(index)
         return part.mask(inside, length)
 
+    def origin(self, index: int) -> str | None:
+        """Where a sequence came from, see `Corpus.origin`."""
+        part, inside = self._place(index)
+        return part.origin(inside)
+
     def _place(self, index: int) -> tuple[Corpus, int]:
         if not 0 <= index < len(self):
             raise IndexError(f"sequence {index} of {len(self)}")

@@ -111,10 +111,10 @@ class Corpus:
         """uint8 [length]: 1 where the token is trained, a read-only view."""
         return self._mask[index][:length]
 
-    def origin(self, index: int) -> str:
-        """Where a sequence came from, e.g. rows.jsonl:17; its place in the corpus if not known."""
+    def origin(self, index: int) -> str | None:
+        """Where a sequence came from, e.g. rows.jsonl:17; None when that is not known."""
         starts = self.info.get("input_starts", [])
         if not starts or self.row_numbers[index] == 0:
-            return f"sequence {index}"
+            return None
         file = self.info["inputs"][bisect_right(starts, index) - 1]["file"]
         return f"{file}:{self.row_numbers[index]}"

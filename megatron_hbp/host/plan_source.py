@@ -32,6 +32,7 @@ from megatron_hbp.corpus.joint import (
     weighted_sources,
 )
 from megatron_hbp.corpus.store import Corpus
+from megatron_hbp.kept import SequenceError, where_from
 from megatron_hbp.level import Level, check_levels
 from megatron_hbp.plan import FORMAT_VERSION, Plan
 from megatron_hbp.planner import build_plan
@@ -196,21 +197,24 @@ def _planned(
             return  # another host made it this moment
         start = time.monotonic()
         _say(f"rank {shape.rank} plans {len(corpus)} sequences in {folder}")
-        build_plan(
-            corpus.seq_lens,
-            levels,
-            shape.num_ranks,
-            num_microbatches=shape.num_microbatches,
-            num_stages=shape.num_stages,
-            num_virtual_stages=shape.num_virtual_stages,
-            alignment=wanted,
-            first_trained=corpus.first_trained,
-            source_ids=source_ids,
-            source_weights=source_weights,
-            corpus_hash=corpus.hash,
-            corpus_paths=corpus_paths(corpus),
-            **settings,
-        ).save(folder)
+        try:
+            build_plan(
+                corpus.seq_lens,
+                levels,
+                shape.num_ranks,
+                num_microbatches=shape.num_microbatches,
+                num_stages=shape.num_stages,
+                num_virtual_stages=shape.num_virtual_stages,
+                alignment=wanted,
+                first_trained=corpus.first_trained,
+                source_ids=source_ids,
+                source_weights=source_weights,
+                corpus_hash=corpus.hash,
+                corpus_paths=corpus_paths(corpus),
+                **settings,
+            ).save(folder)
+        except SequenceError as error:
+            raise ValueError(where_from(error, corpus.origin)) from None
         _say(f"planned in {time.monotonic() - start:.1f} s")
 
     def report(waited: str) -> None:

@@ -12,6 +12,7 @@ from megatron_hbp import Level, Plan, build_plan
 from megatron_hbp.cli import main
 from megatron_hbp.corpus import Corpus, write_corpus
 from megatron_hbp.report.compare import compare_plan, compare_text
+from tests.unit.corpus_samples import char_tokenizer, chat, prepare
 
 LEVELS = ["--level", "64:1:2", "--level", "256:4:full"]
 METHODS = [
@@ -340,3 +341,16 @@ def test_planning_needs_neither_torch_nor_megatron():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_an_over_long_sequence_of_a_corpus_is_named_by_file_and_line(tmp_path, capsys):
+    tokenizer = char_tokenizer(tmp_path / "t")
+    rows = [chat("ua", ["q", "a"]), chat("u"), chat("ua", ["q", "a" * 300])]
+    prepare(tmp_path, rows, tokenizer, "one")
+    prepare(tmp_path, [*rows[:1], chat("ua", ["r", "b"])], tokenizer, "two")
+    for corpora in (["one"], ["two", "one"]):
+        names = [part for name in corpora for part in ("--corpus", str(tmp_path / name))]
+        assert main(["plan", *names, "--level", "128:1", "--ranks", "1"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"hbp: error: {tmp_path}/one.jsonl:3: sequence ")
+        assert "use --overlong drop" in error
