@@ -163,6 +163,11 @@ def kill_at_random(tmp_path, inputs, tokenizer, num_kills, seed):
             _, errors = run.communicate(timeout=300)
             assert run.returncode == 0, errors
         assert content(output) == expected
+        if work_of(output).exists():  # killed with the corpus in place: the next run tidies up
+            run = start(inputs, tokenizer, output, *OPTIONS)
+            _, errors = run.communicate(timeout=300)
+            assert run.returncode == 0, errors
+            assert content(output) == expected
         assert not work_of(output).exists()
     print(f"{num_kills} kills over {run_number} runs, at rows {rows}")
     return rows
