@@ -21,6 +21,7 @@ Guarantees (asserted by tests/unit/test_cost_model.py):
 
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
@@ -111,7 +112,8 @@ class CostModel:
     def step_seconds(self, times: np.ndarray) -> StepSeconds:
         """times: float64 [micro-batches, ranks], seconds of a stage; ranks run in lockstep.
 
-        Stages are equal: the pipeline takes sum t + (stages - 1) / virtual stages x max t.
+        Stages count as equal, each as the slowest one of the level: the pipeline takes
+        sum t + (stages - 1) / virtual stages x max t.
         """
         slowest = np.asarray(times, dtype=np.float64).max(axis=1, initial=0.0)
         bubble = (self.layout.num_stages - 1) / self.layout.num_virtual_stages
@@ -135,7 +137,6 @@ class CostModel:
     def stage_memories(self, level: Level) -> tuple[Memory, ...]:
         """Memory of a GPU of each stage."""
         self.check_cp_size(level.cp_size)
-        layers = level.recompute_layers
         return tuple(
             stage_memory(
                 self.model,
@@ -143,7 +144,7 @@ class CostModel:
                 stage,
                 tokens=level.tokens_per_rank,
                 cp_size=level.cp_size,
-                recompute_layers=self.model.num_layers if layers == "full" else layers,
+                recompute_layers=level.recompute_layers,
             )
             for stage in self.stages
         )
@@ -165,12 +166,18 @@ class CostModel:
             "smaller token budget, or more TP, EP or stages"
         )
 
-    def least_recompute(self, pack_len: int, cp_size: int) -> int | None:
-        """Fewest recomputed layers of the whole model that fit in memory; None when none do."""
-        chunks = self.layout.num_chunks
-        per_chunk = range(-(-self.model.num_layers // chunks) + 1)
-        for each in per_chunk:
-            layers = min(each * chunks, self.model.num_layers)
+    def least_recompute(self, pack_len: int, cp_size: int) -> int | Literal["full"] | None:
+        """Fewest recomputed layers of the whole model that fit in memory; None when none do.
+
+        "full" where a number of layers, spread evenly over uneven chunks, does not reach them all.
+        """
+        chunks, whole = self.layout.num_chunks, self.model.num_layers
+        choices: list[int | Literal["full"]] = [
+            min(each * chunks, whole) for each in range(-(-whole // chunks) + 1)
+        ]
+        if max(self.layout.chunk_layers, default=0) > -(-whole // chunks):
+            choices.append("full")
+        for layers in choices:
             needed = self.memory(Level(pack_len, cp_size, layers)).total
             if needed <= self.device.memory_bytes:
                 return layers

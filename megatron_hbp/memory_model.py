@@ -11,6 +11,7 @@ Guarantees (asserted by tests/unit/test_memory_model.py):
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from megatron_hbp.model_shape import ModelShape
 from megatron_hbp.run_layout import RunLayout, Stage
@@ -125,7 +126,7 @@ def stage_memory(
     *,
     tokens: int,
     cp_size: int,
-    recompute_layers: int,
+    recompute_layers: int | Literal["full"],
 ) -> Memory:
     """Memory of a GPU of `stage`. tokens: S of a rank. recompute_layers: of the whole model.
 
@@ -146,8 +147,8 @@ def stage_memory(
         for count, moe in kinds
         if count
     ]
-    largest = max(per_layer for _, per_layer in bytes_of)
-    mean = sum(count * per_layer for count, per_layer in bytes_of) / stage.num_layers
+    largest = max((per_layer for _, per_layer in bytes_of), default=0.0)
+    mean = sum(count * per_layer for count, per_layer in bytes_of) / max(1, stage.num_layers)
     split_input = layout.tp_size if layout.sequence_parallel else 1
     kept = ACTIVATION_BYTES * model.hidden_size / split_input * whole
     again = stage.recomputed(recompute_layers, layout.num_chunks)

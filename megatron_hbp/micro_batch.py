@@ -197,6 +197,5 @@ class MicroBatchTerms:
 
     def _recomputed_share(self, stage: Stage, level: Level) -> float:
         """Of the stage's layers, those that are recomputed."""
-        layers = level.recompute_layers
-        whole = self.model.num_layers if layers == "full" else layers
-        return stage.recomputed(whole, self.layout.num_chunks) / stage.num_layers
+        again = stage.recomputed(level.recompute_layers, self.layout.num_chunks)
+        return again / max(1, stage.num_layers)

@@ -161,7 +161,9 @@ def _profile(document: Any) -> Profile:
             f"format version {version!r} is not {FORMAT_VERSION}; measure anew with this release"
         )
     _keys(document, "the file", {"format_version", "model", "device", "layout", "points"}, set())
-    layout = document["layout"]
+    layout: Any = document["layout"]
+    if isinstance(layout, dict) and isinstance(layout.get("chunk_layers"), list):
+        layout = {**layout, "chunk_layers": tuple(layout["chunk_layers"])}  # JSON has no tuples
     names = {field.name for field in fields(RunLayout)}
     _keys(layout, "layout", {"num_ranks"}, names - {"num_ranks"})
     if not isinstance(document["points"], list):

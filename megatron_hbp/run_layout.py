@@ -1,14 +1,16 @@
 """How a run spreads a model over GPUs: pipeline stages, their layers, and who sits on which node.
 
-Guarantees (asserted by tests/unit/test_cost_model.py):
+Guarantees (asserted by tests/unit/test_cost_model.py and test_chunk_layers.py):
 - a layout that the model cannot run on is refused with the rule and a way out;
 - every layer is on exactly one stage.
 GPUs are ordered as Megatron orders them: tensor parallelism (TP) first, then the ranks, then the
-stages. Layers go to stages x virtual stages chunks as evenly as can be, earlier chunks first.
+stages. Layers go to stages x virtual stages chunks, chunk c in the order of the layers to stage
+c mod stages: as many as the layout says, or as evenly as can be, earlier chunks first.
 """
 
 import math
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from megatron_hbp.model_shape import ModelShape
 
@@ -21,7 +23,9 @@ class RunLayout:
     """num_ranks: ranks, each a TP x stages replica of the model. num_microbatches: of a step.
 
     ep_size: expert parallelism, over GPUs of a stage; expert_tp_size: TP inside an expert
-    (Megatron's --expert-tensor-parallel-size). Raises ValueError for counts below 1 or above MOST.
+    (Megatron's --expert-tensor-parallel-size). chunk_layers: layers of each pipeline chunk, in the
+    order of the layers; empty for as even as can be. Raises ValueError for counts below 1 or above
+    MOST, and unless chunk_layers has one number a chunk.
     """
 
     num_ranks: int
@@ -33,9 +37,12 @@ class RunLayout:
     expert_tp_size: int = 1
     sequence_parallel: bool = True
     distributed_optimizer: bool = True
+    chunk_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):
+            if field.name == "chunk_layers":
+                continue
             value = getattr(self, field.name)
             kind = bool if field.type is bool else int
             if type(value) is not kind or (kind is int and value < 1):
@@ -45,6 +52,20 @@ class RunLayout:
                 raise ValueError(f"layout: {field.name} is {value}; give at most {MOST}")
         if self.num_virtual_stages > 1 and self.num_stages == 1:
             raise ValueError("layout: virtual stages need num_stages above 1; use 1 virtual stage")
+        self._check_chunk_layers()
+
+    def _check_chunk_layers(self) -> None:
+        given = self.chunk_layers
+        whole = isinstance(given, tuple) and all(type(layers) is int for layers in given)
+        if not whole or any(not 0 <= layers <= MOST for layers in given):
+            raise ValueError(
+                f"layout: chunk_layers is {given!r}; give whole numbers of 0 or more, such as 8,8,7"
+            )
+        if given and len(given) != self.num_chunks:
+            raise ValueError(
+                f"layout: chunk_layers has {len(given)} numbers for {self.num_stages} stages x "
+                f"{self.num_virtual_stages} virtual stages; give {self.num_chunks}"
+            )
 
     @property
     def world_size(self) -> int:
@@ -72,8 +93,10 @@ class Stage:
     def num_layers(self) -> int:
         return self.dense_layers + self.moe_layers
 
-    def recomputed(self, whole_model_layers: int, num_chunks: int) -> int:
+    def recomputed(self, whole_model_layers: int | Literal["full"], num_chunks: int) -> int:
         """Layers of the stage that are recomputed: the same number in every chunk, rounded up."""
+        if whole_model_layers == "full":
+            return self.num_layers
         each = -(-whole_model_layers // num_chunks)
         return sum(min(each, layers) for layers in self.chunk_layers)
 
@@ -81,7 +104,8 @@ class Stage:
 def stages_of(model: ModelShape, layout: RunLayout) -> tuple[Stage, ...]:
     """The stages, first to last."""
     base, extra = divmod(model.num_layers, layout.num_chunks)
-    sizes = [base + (chunk < extra) for chunk in range(layout.num_chunks)]
+    even = [base + (chunk < extra) for chunk in range(layout.num_chunks)]
+    sizes = list(layout.chunk_layers) or even
     starts = [sum(sizes[:chunk]) for chunk in range(layout.num_chunks)]
     dense = model.num_dense_layers
     stages = []
@@ -127,11 +151,18 @@ def check_layout(model: ModelShape, layout: RunLayout) -> tuple[str, ...]:
             f"{-(-layout.num_microbatches // layout.num_stages) * layout.num_stages}"
         )
     _check_experts(model, layout, where)
-    if model.num_layers % layout.num_chunks:
+    given = layout.chunk_layers
+    if given and sum(given) != model.num_layers:
+        raise ValueError(
+            f"{where}: chunk_layers {','.join(map(str, given))} add up to {sum(given)}, the model "
+            f"has {model.num_layers} layers; make them agree"
+        )
+    if not given and model.num_layers % layout.num_chunks:
         return (
             f"{model.num_layers} layers on {layout.num_chunks} pipeline chunks: the first "
             f"{model.num_layers % layout.num_chunks} hold one more; Megatron needs "
-            "--pipeline-model-parallel-layout or --decoder-first/last-pipeline-num-layers",
+            "--pipeline-model-parallel-layout or --decoder-first/last-pipeline-num-layers; tell "
+            "hbp select and simulate what those give with --chunk-layers",
         )
     return ()
 

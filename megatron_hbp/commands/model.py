@@ -9,7 +9,9 @@ Guarantees (asserted by tests/unit/test_command_model.py):
 
 import argparse
 import dataclasses
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from megatron_hbp.cost_model import CostModel, FitReport, RunLayout, analytic, fitted
 from megatron_hbp.hardware import DEVICES, find_device
@@ -66,6 +68,12 @@ def add_model(parser: argparse.ArgumentParser, *, from_plan: bool) -> None:
         ("--expert-tp", "tensor-parallel size inside an expert (default: the profile's, or 1)"),
     ):
         parser.add_argument(flag, type=int, metavar="N", help=what)
+    parser.add_argument(
+        "--chunk-layers",
+        metavar="N,N,...",
+        help="layers of each pipeline chunk in the order of the layers, stages x virtual stages of "
+        "them (default: the profile's, or as even as can be)",
+    )
 
 
 def names_model(namespace: argparse.Namespace) -> bool:
@@ -113,7 +121,7 @@ def _layout(
     namespace: argparse.Namespace, plan: Plan | None, profiled: RunLayout | None
 ) -> RunLayout:
     """Flags first, then the plan, then the profile, then 1."""
-    found: dict[str, int] = {}
+    found: dict[str, Any] = {}
     for name, flag, planned_as in _LAYOUT:
         given = getattr(namespace, flag[2:].replace("-", "_"))
         if given is not None and given < 1:
@@ -131,4 +139,14 @@ def _layout(
         if given is None and name == "num_ranks":
             raise ValueError("--ranks is missing; give the world size / (TP x PP)")
         found[name] = 1 if given is None else given
+    if namespace.chunk_layers is not None:
+        found["chunk_layers"] = _chunk_layers(namespace.chunk_layers)
     return dataclasses.replace(profiled or RunLayout(num_ranks=1), **found)
+
+
+def _chunk_layers(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
+        raise ValueError(
+            f"--chunk-layers is {text!r}; give whole numbers with commas between, such as 8,8,7"
+        )
+    return tuple(map(int, text.split(",")))

@@ -76,6 +76,22 @@ def test_every_flag_arrives():
     )
 
 
+def test_layers_of_each_chunk(plan):
+    words = [*NAMED, "--ranks", 4, "--stages", 3, "--chunk-layers"]
+    assert _given(*words, "12,12,8").cost.layout.chunk_layers == (12, 12, 8)
+    # the plan's stages: 2, with 2 virtual ones
+    layout = _given(*NAMED, "--chunk-layers", "9,9,9,5", plan=plan).cost.layout
+    assert layout.chunk_layers == (9, 9, 9, 5)
+    assert "chunk_layers 12,12,12 add up to 36, the model has 32 layers" in _error(
+        *words, "12,12,12"
+    )
+    assert "has 2 numbers for 3 stages" in _error(*words, "16,16")
+    for wrong in ("16,a,8", "", "16;8;8", "-1,20,13"):
+        assert f"--chunk-layers is {wrong!r}; give whole numbers" in _error(
+            *words[:-1], f"--chunk-layers={wrong}"
+        )
+
+
 def test_files_of_arguments_and_devices(tmp_path):
     model = tmp_path / "tiny.sh"
     model.write_text(

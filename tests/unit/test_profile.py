@@ -24,6 +24,12 @@ def test_a_saved_profile_loads_equal(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
 
 
+def test_layers_of_chunks_come_back(tmp_path):
+    layout = replace(LAYOUT, num_stages=2, chunk_layers=(18, 14))
+    Profile("llama-3.1-8b", "h100-80gb", layout, POINTS).save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json").layout == layout
+
+
 def test_the_example_of_the_documentation_loads(tmp_path, request):
     text = (request.config.rootpath / "docs" / "profile.md").read_text(encoding="utf-8")
     block = text.split("```json\n")[1].split("```")[0]
@@ -49,6 +55,8 @@ def _document(tmp_path):
         (("layout", "num_ranks"), 0, "num_ranks is 0; give a whole number"),
         (("layout", "tp_size"), 2.0, "tp_size is 2.0; give a whole number"),
         (("layout", "sequence_parallel"), 1, "sequence_parallel is 1; give true or false"),
+        (("layout", "chunk_layers"), ["32"], "chunk_layers is .* give whole numbers"),
+        (("layout", "chunk_layers"), 32, "chunk_layers is 32; give whole numbers"),
         (("layout", "cp_size"), 8, "layout: cp_size is unknown"),
         (("points", 0), 7, "point 1 is not an object"),
         (("points", 0, "level"), 16384, "point 1: level is 16384"),
