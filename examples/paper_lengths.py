@@ -3,9 +3,19 @@
 939,344 short samples (Tulu3: mean about 750 tokens, at most 32K) and 1,920 long ones (LongCite:
 uniform over 8K to 128K), arXiv 2503.07680. The long ones are what makes 17 % of the tokens lie in
 samples over 16K, the paper's communication ratio. The real data is not needed, and not used.
+
+    python -m examples.paper_lengths --csv paper.csv [--samples 100000] [--longest 32768]
+
+writes them as a table for `--lengths`: lengths rounded up to a grid of about 2 %, the longest to
+what the longest sample may have. examples/recipes/lengths/ holds two such tables.
 """
 
+import argparse
+from pathlib import Path
+
 import numpy as np
+
+from megatron_hbp.length_table import table_text
 
 NUM_SAMPLES = 941_264
 NUM_LONG = 1_920
@@ -14,6 +24,9 @@ SHORTEST_LONG, LONGEST = 8_192, 131_072
 
 _MEDIAN, _SIGMA = 375.0, 1.17  # of the log-normal lengths of short samples
 _SEED, _STREAM = 20260101, 2
+
+TABLE_SAMPLES = 100_000
+_GRID = 1.02  # a length of the table is at most this times the sample's
 
 
 def paper_lengths(num_samples: int = NUM_SAMPLES) -> np.ndarray:
@@ -45,3 +58,47 @@ def _short_lengths(rng: np.random.Generator, num: int) -> np.ndarray:
         kept.append(np.rint(inside).astype(np.int64))
         missing -= len(inside)
     return np.concatenate(kept)
+
+
+def paper_table(num_samples: int = TABLE_SAMPLES, longest: int = LONGEST) -> str:
+    """The text of a length table of paper_lengths(num_samples), those over `longest` left out.
+
+    Lengths are rounded up to a grid of about 2 %; the largest row is `longest`, so that levels are
+    chosen for a corpus that may hold one such sample. Raises ValueError where nothing is left.
+    """
+    lengths = paper_lengths(num_samples)
+    lengths = lengths[lengths <= longest]
+    if len(lengths) == 0:
+        raise ValueError(f"no sample has {longest} tokens or fewer; raise --longest")
+    grid = _grid(longest)
+    rounded = grid[np.searchsorted(grid, lengths)]
+    if rounded.max() < longest:
+        rounded[lengths.argmax()] = longest
+    return table_text(*np.unique(rounded, return_counts=True))
+
+
+def _grid(longest: int) -> np.ndarray:
+    """int64, ascending, from 1 to `longest`, steps of 1 while that is more than 2 %."""
+    points = [longest]
+    while points[-1] > 1:
+        points.append(min(points[-1] - 1, int(points[-1] / _GRID)))
+    return np.array(points[::-1], dtype=np.int64)
+
+
+def main() -> None:
+    """Writes a table."""
+    parser = argparse.ArgumentParser(description="Lengths of the HBP paper's job as a table.")
+    parser.add_argument("--csv", required=True, metavar="FILE", help="where the table is written")
+    parser.add_argument("--samples", type=int, default=TABLE_SAMPLES, metavar="N")
+    parser.add_argument("--longest", type=int, default=LONGEST, metavar="TOKENS")
+    given = parser.parse_args()
+    text = paper_table(given.samples, given.longest)
+    target = Path(given.csv)
+    unfinished = target.with_name(target.name + ".unfinished")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(target)
+    print(f"{target}: {len(text.splitlines()) - 1} lengths")
+
+
+if __name__ == "__main__":
+    main()

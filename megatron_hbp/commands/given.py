@@ -1,4 +1,4 @@
-"""What a plan is made from or checked against: corpora, or arrays of lengths."""
+"""What a plan is made from or checked against: corpora, or lengths in an array or a table."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -8,6 +8,7 @@ import numpy as np
 
 from megatron_hbp.arrays import load_array
 from megatron_hbp.corpus.joint import corpus_paths, open_corpora, weighted_sources
+from megatron_hbp.length_table import read_lengths
 from megatron_hbp.packing import check_lengths
 
 
@@ -34,13 +35,14 @@ def add_input(parser: argparse.ArgumentParser, *, required: bool) -> None:
     )
     source.add_argument(
         "--lengths",
-        metavar="FILE.npy",
-        help="an int32 or int64 array, one length in tokens per sequence",
+        metavar="FILE.npy|FILE.csv",
+        help="an int32 or int64 array, one length in tokens per sequence; or a table with the "
+        "header length,count: how many sequences have each length",
     )
     parser.add_argument(
         "--sources",
         metavar="FILE.npy",
-        help="with --lengths: an int32 or int64 array, the source (0 or more) of each sequence",
+        help="with --lengths FILE.npy: an int32 or int64 array, the source (0 or more) of each sequence",
     )
 
 
@@ -66,7 +68,16 @@ def read_input(
         )
     if namespace.lengths is None:
         return None
-    seq_lens = _load_array("--lengths", namespace.lengths)
+    is_table = namespace.lengths.lower().endswith(".csv")
+    if is_table and namespace.sources is not None:
+        raise ValueError(
+            "--sources goes with --lengths FILE.npy: the rows of a table are counts, not sequences; "
+            "give one length per sequence, or leave --sources out"
+        )
+    if is_table:
+        seq_lens = read_lengths(namespace.lengths)
+    else:
+        seq_lens = _load_array("--lengths", namespace.lengths)
     if namespace.sources is None:
         if source_weights is not None:
             raise ValueError(
