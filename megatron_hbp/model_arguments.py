@@ -1,18 +1,21 @@
-"""Model shapes from files of Megatron arguments: shell scripts, plain flags, or JSON.
+"""Model shapes from Megatron arguments: a command line, a shell script, plain flags, or JSON.
 
-Read are `--flag value` and `--flag=value` in text that a shell would understand (comments, quotes,
+Read from a file are `--flag value` and `--flag=value` in text that a shell would understand (comments, quotes,
 line ends with a backslash, arrays, `NAME=value` and `$NAME`, `${NAME:-default}`), a JSON list of
 such words, or a JSON object {"num-layers": 32, "swiglu": true}. Unknown flags are passed over;
 nothing is run. Defaults are Megatron's (megatron/training/arguments.py, TransformerConfig).
 
 Guarantees (asserted by tests/unit/test_models.py):
 - a flag that is missing, has no number, contradicts another one, or asks for what the plugin does
-  not train is an error that names it.
+  not train is an error that names it;
+- of a flag that a command line gives twice the last one counts, as for Megatron; a file that gives
+  it twice with other values is an error.
 """
 
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,18 @@ def read_model(path: Path) -> ModelShape:
         raise ValueError(f"Megatron arguments {path}: {error}") from None
 
 
+def model_of(name: str, words: Sequence[str], *, vocab_rows: int | None = None) -> ModelShape:
+    """The shape that a command line describes.
+
+    words: as given to Megatron. vocab_rows: of the embedding as built, padding included, where that
+    is known (None: what the flags say). Raises ValueError, which names the flag.
+    """
+    words = list(words)
+    if vocab_rows is not None:
+        words += ["--padded-vocab-size", str(vocab_rows)]
+    return _shape(name, dict(_pairs(words)))
+
+
 def _flags(text: str) -> dict[str, str | None]:
     """Flags without dashes in front, underscores as dashes; None for one without a value."""
     if text.lstrip()[:1] in ("{", "["):
@@ -59,6 +74,14 @@ def _flags(text: str) -> dict[str, str | None]:
     else:
         words = _shell_words(text)
     flags: dict[str, str | None] = {}
+    for name, value in _pairs(words):
+        _put(flags, name, value)
+    return flags
+
+
+def _pairs(words: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Each flag of a command line in turn, without dashes in front, and its first value."""
+    found = []
     for index, word in enumerate(words):
         if not re.match(r"--[A-Za-z]", word):
             continue
@@ -66,8 +89,8 @@ def _flags(text: str) -> dict[str, str | None]:
         if not equals:
             following = words[index + 1] if index + 1 < len(words) else "--"
             value = None if following.startswith("--") or following == ")" else following
-        _put(flags, name.removeprefix("--").replace("_", "-"), value)
-    return flags
+        found.append((name.removeprefix("--").replace("_", "-"), value))
+    return found
 
 
 def _json_flags(document: dict[str, Any]) -> dict[str, str | None]:

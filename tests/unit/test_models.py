@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from examples.demo.job import ModelShape as DemoShape
+from megatron_hbp.model_arguments import model_of
 from megatron_hbp.model_shape import ModelShape
 from megatron_hbp.models import MODELS, find_model
 
@@ -169,6 +170,19 @@ def test_json_objects_and_lists_are_argument_files(tmp_path):
     assert _read(tmp_path, json.dumps(DEEPSEEK.replace('"', "").split()), "model.json") == replace(
         MODELS["deepseek-v2"], name="model"
     )
+
+
+def test_a_command_line():
+    words = DEEPSEEK.replace('"', "").split()
+    assert model_of("deepseek-v2", words) == MODELS["deepseek-v2"]
+    # the last one counts, as for Megatron; the built embedding is known better than the flags
+    again = model_of("deepseek-v2", [*words, "--num-layers=30", "--moe-layer-freq", "1"])
+    assert (again.num_layers, again.num_dense_layers) == (30, 0)
+    assert model_of("deepseek-v2", words, vocab_rows=102528).vocab_size == 102528
+    bare = [word for word in words if word not in ("--vocab-size", "--padded-vocab-size")]
+    assert model_of("deepseek-v2", bare, vocab_rows=102400) == MODELS["deepseek-v2"]
+    with pytest.raises(ValueError, match=r"--hidden-size is 'wide'; give a whole number"):
+        model_of("deepseek-v2", [*words, "--hidden-size", "wide"])
 
 
 def test_the_demo_job_is_an_argument_file(tmp_path):
