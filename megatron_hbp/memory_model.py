@@ -127,14 +127,17 @@ def stage_memory(
     tokens: int,
     cp_size: int,
     recompute_layers: int | Literal["full"],
+    parameters: tuple[float, float] | None = None,
 ) -> Memory:
     """Memory of a GPU of `stage`. tokens: S of a rank. recompute_layers: of the whole model.
+    parameters: on the GPU, all but routed experts and those, where they are known better (None:
+    stage_parameters()).
 
     Recomputed layers come first in a chunk and keep their input only. While one of them runs again
     the activations of the others of its micro-batch are gone, so the peak is the larger of the two
     moments.
     """
-    dense, experts = stage_parameters(model, layout, stage)
+    dense, experts = parameters or stage_parameters(model, layout, stage)
     shards, expert_shards = 1, 1
     if layout.distributed_optimizer:
         shards = layout.num_ranks

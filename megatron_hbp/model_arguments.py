@@ -3,8 +3,8 @@
 Read from a file are `--flag value` and `--flag=value` in text that a shell would understand
 (comments, quotes, line ends with a backslash, arrays, `NAME=value` and `$NAME`,
 `${NAME:-default}`), a JSON list of such words, or a JSON object {"num-layers": 32, "swiglu": true}.
-Unknown flags are passed over;
-nothing is run. Defaults are Megatron's (megatron/training/arguments.py, TransformerConfig).
+Unknown flags are passed over; nothing is run. Defaults are Megatron's
+(megatron/training/arguments.py, TransformerConfig).
 
 Guarantees (asserted by tests/unit/test_models.py):
 - a flag that is missing, has no number, contradicts another one, or asks for what the plugin does
