@@ -6,6 +6,7 @@ Nothing is patched by importing this module.
 import argparse
 import importlib.util
 from pathlib import Path
+from typing import Any, NoReturn
 
 SUPPORTED = ("0.19",)
 
@@ -58,3 +59,28 @@ def make_help_printable(parser: argparse.ArgumentParser) -> None:
             _ = action.help % (vars(action) | {"prog": parser.prog})
         except (ValueError, TypeError, KeyError):
             action.help = action.help.replace("%", "%%")
+
+
+def assume_transformer_engine(release: str) -> None:
+    """Lets the host validate flags as on a machine that has Transformer Engine `release`.
+
+    For `hbp check`, whose process builds models on the meta device and runs none of them. The host
+    asks two ways: for the version that megatron.core.utils keeps, and for whether names that it
+    imports from the extension are None. Where the real one is installed nothing changes.
+    """
+    if importlib.util.find_spec("transformer_engine") is not None:
+        return
+    from megatron.core import utils as core_utils
+    from megatron.core.models.common.embeddings import rope_utils
+    from megatron.core.transformer.moe import moe_utils
+    from packaging.version import Version
+
+    core_utils._te_version = Version(release)
+    for module in (moe_utils, rope_utils):
+        for name in [n for n in vars(module) if n.startswith("fused_")]:
+            if getattr(module, name) is None:
+                setattr(module, name, _only_assumed)
+
+
+def _only_assumed(*args: Any, **kwargs: Any) -> NoReturn:
+    raise AssertionError("Transformer Engine is only assumed here")

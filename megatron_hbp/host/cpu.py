@@ -2,7 +2,9 @@
 
 A rehearsal tool: a cluster's flags, scaled down, run on a laptop before GPUs are booked. It
 replaces `torch.cuda` functions and a few torch methods that would reach for a device; it never
-touches Megatron. Speed, memory figures and low precision are not those of a GPU.
+touches Megatron. Speed, memory figures and low precision are not those of a GPU. `hbp check` names
+another device to stand in: "meta", where tensors have shapes and no memory, in a machine described
+by what its GPUs can do.
 
 Guarantees:
 - `install()` must come before megatron is imported, and says so when it does not; a second call
@@ -26,7 +28,7 @@ _installed: list[TorchFunctionMode] = []
 
 
 class _CurrentDevice(str):
-    """What `torch.cuda.current_device()` returns: a device that is the CPU, also where no
+    """What `torch.cuda.current_device()` returns: the device that stands in, also where no
     TorchFunctionMode is active (re-entrant backward), yet formats as an index in `f"cuda:{...}"`.
     """
 
@@ -34,29 +36,29 @@ class _CurrentDevice(str):
         return format(0, spec)
 
 
-_CPU = _CurrentDevice("cpu")
+class _StandInMode(TorchFunctionMode):
+    """Sends every factory call and every `.to` that names CUDA to the device that stands in."""
 
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
 
-def _on_cpu(device: Any) -> Any:
-    if isinstance(device, torch.device):
-        return torch.device("cpu") if device.type == "cuda" else device
-    if isinstance(device, str):
-        return "cpu" if device.startswith("cuda") else str(device)
-    if isinstance(device, int) and not isinstance(device, bool):
-        return "cpu"
-    return device
-
-
-class _CpuMode(TorchFunctionMode):
-    """Sends every factory call and every `.to` to the CPU."""
+    def _moved(self, device: Any) -> Any:
+        if isinstance(device, torch.device):
+            return torch.device(self._device) if device.type == "cuda" else device
+        if isinstance(device, str):
+            return self._device if device.startswith("cuda") else str(device)
+        if isinstance(device, int) and not isinstance(device, bool):
+            return self._device
+        return device
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs) if kwargs else {}
         if kwargs.get("device") is not None:
-            kwargs["device"] = _on_cpu(kwargs["device"])
+            kwargs["device"] = self._moved(kwargs["device"])
         if func is torch.Tensor.to and len(args) > 1:
             if not isinstance(args[1], (torch.dtype, torch.Tensor)):
-                args = (args[0], _on_cpu(args[1]), *args[2:])
+                args = (args[0], self._moved(args[1]), *args[2:])
         elif func is torch.Tensor.type and len(args) == 1 and not kwargs:
             # the host groups gradients by the names of CUDA tensor types
             return func(*args).replace("torch.", "torch.cuda.")
@@ -97,28 +99,35 @@ class _Event:
 
 
 class _Properties:
-    major = 0
-    minor = 0
     name = "cpu"
     total_memory = _MEMORY_BYTES
     multi_processor_count = os.cpu_count() or 1
 
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self.major, self.minor = capability
 
-def install() -> None:
-    """Replaces torch.cuda by the CPU. Raises RuntimeError when megatron is imported already."""
+
+def install(
+    device: str = "cpu", *, capability: tuple[int, int] = (0, 0), device_count: int = 1
+) -> None:
+    """Replaces torch.cuda by `device`. Raises RuntimeError when megatron is imported already.
+
+    capability: the compute capability (major, minor) that the host sees. device_count: GPUs of a
+    node.
+    """
     if _installed:
         return
     if any(name.split(".")[0] == "megatron" for name in sys.modules):
         raise RuntimeError("the CPU runtime must be installed before megatron is imported")
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    _replace_devices()
+    _replace_devices(device, capability, device_count)
     _replace_memory()
     _replace_random()
     _replace_tensor_methods()
     _replace_all_to_all()
     _replace_adamw_state()
-    mode = _CpuMode()
+    mode = _StandInMode(device)
     mode.__enter__()
     _installed.append(mode)
 
@@ -130,11 +139,13 @@ def _nothing() -> Any:
     return lambda *args, **kwargs: None
 
 
-def _replace_devices() -> None:
+def _replace_devices(device: str, capability: tuple[int, int], device_count: int) -> None:
     cuda: Any = torch.cuda
+    current = _CurrentDevice(device)
+    properties = _Properties(capability)
     cuda.is_available = lambda: True
-    cuda.device_count = lambda: 1
-    cuda.current_device = lambda: _CPU
+    cuda.device_count = lambda: device_count
+    cuda.current_device = lambda: current
     cuda.set_device = _nothing()
     cuda.synchronize = _nothing()
     cuda.Stream = _Stream
@@ -144,9 +155,9 @@ def _replace_devices() -> None:
     cuda.stream = lambda stream: contextlib.nullcontext()
     cuda.set_stream = _nothing()
     cuda.device = lambda *args: contextlib.nullcontext()
-    cuda.get_device_capability = lambda *args: (0, 0)
+    cuda.get_device_capability = lambda *args: capability
     cuda.get_device_name = lambda *args: "cpu"
-    cuda.get_device_properties = lambda *args: _Properties
+    cuda.get_device_properties = lambda *args: properties
     cuda.is_current_stream_capturing = lambda *args: False
     cuda._lazy_call = lambda call, **kwargs: call()
     cuda._lazy_init = _nothing()

@@ -47,11 +47,16 @@ class CpGroups:
                 dist.all_to_all_single(torch.empty_like(sent), sent, group=group)
 
 
-def create_cp_groups(cp_sizes: Iterable[int]) -> CpGroups:
-    """The CP groups of this rank inside its DP x CP domain, warmed up."""
+def domain_groups(cp_sizes: Iterable[int]) -> CpGroups:
+    """The CP groups of this rank inside its DP x CP domain."""
     domain_group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    groups = CpGroups(
+    return CpGroups(
         dist.get_process_group_ranks(domain_group), dist.get_rank(domain_group), cp_sizes
     )
+
+
+def create_cp_groups(cp_sizes: Iterable[int]) -> CpGroups:
+    """The same, warmed up."""
+    groups = domain_groups(cp_sizes)
     groups.warm_up()
     return groups

@@ -51,14 +51,19 @@ class RunShape:
     local_rank: int = 0  # within its node: the first tells how long it waits
 
 
+def plan_settings(config: HbpConfig) -> dict[str, Any]:
+    """What build_plan() is given of the flags that shape a plan, with their defaults."""
+    return {
+        name: default if getattr(config, name) is None else getattr(config, name)
+        for name, default in PLAN_DEFAULTS.items()
+    }
+
+
 def training_plan(config: HbpConfig, shape: RunShape) -> tuple[Plan, Corpus | JointCorpus]:
     """The plan and corpus to train on. Raises ValueError when they or the flags disagree."""
     if config.plan is None:
         corpus = open_corpora(config.corpus)
-        settings = {
-            name: default if getattr(config, name) is None else getattr(config, name)
-            for name, default in PLAN_DEFAULTS.items()
-        }
+        settings = plan_settings(config)
         return _planned(corpus, config.level, settings, config.source_weight, config, shape), corpus
     plan = Plan.load(config.plan)
     folders = config.corpus or plan.corpus_paths

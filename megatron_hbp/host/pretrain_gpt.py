@@ -86,21 +86,12 @@ def setup(args: Any, model_config: Any) -> Any | None:
     return _setup(config, args, model_config)
 
 
-def _setup(config: HbpConfig, args: Any, model_config: Any) -> Any:
-    from megatron_hbp.corpus.joint import parts_of
+def run_shape(args: Any) -> Any:
+    """plan_source.RunShape of the host's arguments, validated."""
     from megatron_hbp.host import checks
-    from megatron_hbp.host.aux_scale import AuxScale
-    from megatron_hbp.host.iterations import set_iterations
-    from megatron_hbp.host.layer_spec import hbp_layer_spec
-    from megatron_hbp.host.plan_source import RunShape, training_plan, validation_plan
-    from megatron_hbp.host.resume import find_start
-    from megatron_hbp.host.training import HbpTraining
-    from megatron_hbp.host.weights import check_loaded_weights
+    from megatron_hbp.host.plan_source import RunShape
 
-    checks.check_arguments(args, config)
-    if config.level:
-        checks.check_levels_fit(args, config.level)
-    shape = RunShape(
+    return RunShape(
         rank=args.rank,
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         num_ranks=args.data_parallel_size,
@@ -109,6 +100,23 @@ def _setup(config: HbpConfig, args: Any, model_config: Any) -> Any:
         num_virtual_stages=args.virtual_pipeline_model_parallel_size or 1,
         alignment_of=lambda levels: checks.run_alignment(args, levels),
     )
+
+
+def _setup(config: HbpConfig, args: Any, model_config: Any) -> Any:
+    from megatron_hbp.corpus.joint import parts_of
+    from megatron_hbp.host import checks
+    from megatron_hbp.host.aux_scale import AuxScale
+    from megatron_hbp.host.iterations import set_iterations
+    from megatron_hbp.host.layer_spec import hbp_layer_spec
+    from megatron_hbp.host.plan_source import training_plan, validation_plan
+    from megatron_hbp.host.resume import find_start
+    from megatron_hbp.host.training import HbpTraining
+    from megatron_hbp.host.weights import check_loaded_weights
+
+    checks.check_arguments(args, config)
+    if config.level:
+        checks.check_levels_fit(args, config.level)
+    shape = run_shape(args)
     plan, corpus = training_plan(config, shape)
     checks.check_levels_fit(args, plan.levels)
     valid = validation_plan(

@@ -1,0 +1,175 @@
+"""python -m megatron_hbp.host.rehearse: loads megatron once and forks it into the ranks of CPU runs.
+
+Reads one JSON request a line from standard input and answers each with one line. Request:
+{"argv", "world_size", "logs", "timeout", "kill"}; argv: flags of pretrain_gpt; logs: a folder that
+gets rank-R.log, what each rank prints; timeout: seconds; kill: null, or {"step_log", "tracker",
+"steps"}: as soon as every file of the step log tells `steps` steps and the tracker file of a
+checkpoint is there, all ranks get SIGKILL. Answer: {"failed": ranks, "killed": bool, "timed_out":
+bool}.
+
+Guarantees (asserted by tests/host/test_rehearse.py):
+- a rank ends with the process that forked it, and that one with whoever started it;
+- nothing of one run is left for the next: each rank is a process of its own.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+_POLL_SECONDS = 0.005
+_GRACE_SECONDS = 3.0  # for others to say why, once a rank has failed
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _load() -> None:
+    """Everything that a rank would import, under the CPU runtime."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    from megatron_hbp.host import cpu
+
+    cpu.install()
+    import torch
+
+    torch.set_num_threads(1)
+    import megatron.core.tokenizers.text
+    import megatron.training.arguments
+    import megatron.training.training
+
+    import megatron_hbp.host.training  # noqa: F401
+
+    # the host reads its sources for help texts: parsed once here, every rank finds them
+    megatron.training.arguments.add_megatron_arguments(argparse.ArgumentParser())
+
+
+def _free_port() -> int:
+    """A port below the range that the kernel gives to connections: none can take it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(15000, 32000)
+        with socket.socket() as some:
+            try:
+                some.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+def _rank(rank: int, request: dict[str, Any], port: int, parent: int) -> None:
+    """A rank's whole life; never returns."""
+    code = 1
+    try:
+        os.setpgid(0, 0)  # so that processes which the host starts end with this rank
+        _end_with_parent(parent)
+        log = os.open(
+            Path(request["logs"]) / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        )
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+        world = str(request["world_size"])
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": world,
+            "LOCAL_WORLD_SIZE": world,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        random.seed(rank)
+        from megatron_hbp.host import pretrain_gpt
+
+        sys.argv = ["pretrain_gpt", *request["argv"]]
+        pretrain_gpt.main()
+        code = 0
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+        code = 0 if stop.code in (None, 0) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run(request: dict[str, Any]) -> dict[str, Any]:
+    port, parent = _free_port(), os.getpid()
+    children: dict[int, int] = {}
+    for rank in range(request["world_size"]):
+        pid = os.fork()
+        if pid == 0:
+            _rank(rank, request, port, parent)
+        children[pid] = rank
+    deadline = time.monotonic() + request["timeout"]
+    failed: list[int] = []
+    killed = timed_out = False
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            _end_group(pid)
+            rank = children.pop(pid)
+            if status and not killed and not timed_out:
+                failed.append(rank)
+                deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+            continue
+        if not killed and not failed and _is_time(request["kill"]):
+            killed = True
+            _end_all(children)
+        if time.monotonic() > deadline:
+            timed_out = not failed
+            _end_all(children)
+            deadline = float("inf")
+            failed = failed or sorted(children.values())
+        time.sleep(_POLL_SECONDS)
+    return {"failed": failed, "killed": killed, "timed_out": timed_out}
+
+
+def _is_time(kill: dict[str, Any] | None) -> bool:
+    if kill is None or not Path(kill["tracker"]).exists():
+        return False
+    files = list(Path(kill["step_log"]).glob("rank-*.jsonl"))
+    counts = [file.read_text(errors="replace").count('"step"') for file in files]
+    return bool(counts) and min(counts) >= kill["steps"]
+
+
+def _end_all(children: dict[int, int]) -> None:
+    for pid in children:
+        _end_group(pid)
+
+
+def _end_group(pid: int) -> None:
+    for end in (os.killpg, os.kill):  # the latter where the child has no group of its own yet
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            end(pid, signal.SIGKILL)
+            return
+
+
+def main() -> None:
+    """Answers requests until standard input ends."""
+    _end_with_parent(os.getppid())
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the host prints while it loads is no answer
+    _load()
+    print(json.dumps({"ready": True}), file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(_run(json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
