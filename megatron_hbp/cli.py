@@ -1,4 +1,4 @@
-"""The command line: hbp prepare | plan | replan | audit | select | simulate | report.
+"""The command line: hbp prepare | plan | replan | audit | select | simulate | report | rehearse.
 
 Guarantees (asserted by tests/unit/test_cli.py):
 - results go to stdout, one error line to stderr (and progress, with --compare);
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from megatron_hbp.commands import audit, plan, prepare, replan, report, select, simulate
+from megatron_hbp.commands import audit, plan, prepare, rehearse, replan, report, select, simulate
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,9 +22,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parser = _root_parser()
         subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-        for command in (prepare, plan, replan, audit, select, simulate, report):
+        for command in (prepare, plan, replan, audit, select, simulate, report, rehearse):
             command.add_command(subparsers)
-        namespace = parser.parse_args(argv)
+        own, flags = _split(sys.argv[1:] if argv is None else argv)
+        namespace = parser.parse_args(own)
+        if flags and not getattr(namespace, "takes_flags", False):
+            raise ValueError(f"this command takes no flags after --: {' '.join(flags)}")
+        namespace.flags = flags
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         code = namespace.func(namespace)
@@ -40,6 +44,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = " ".join(str(error).split()).replace("--hbp-", "--")
         print(f"hbp: error: {message}", file=sys.stderr)
         return 2
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What comes before `--`, and after it: flags of the training that a command is about."""
+    words = list(words)
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def _at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What stands before and after the first bare `--`: the command's words and the host's."""
+    words = list(argv)
+    place = words.index("--") if "--" in words else len(words)
+    return words[:place], words[place + 1 :]
 
 
 class _Parser(argparse.ArgumentParser):
