@@ -1,0 +1,206 @@
+"""The collectives of one forward or backward of a model chunk, and of the end of a step, in order.
+
+Guarantees (asserted by tests/distributed/test_lockstep.py against recorded runs, every rank):
+- for the local layers (--transformer-impl local) the list is what the host issues, one by one, for
+  GQA and MLA, dense and MoE layers, with TP and sequence parallelism, EP, CP and recompute.
+With Transformer Engine the TP collectives inside a layer may be other ones, overlapped or fused:
+what matters for lockstep, that they depend on nothing but stage, chunk, level and direction, is the
+same. Left out, because the same on every rank and no matter of the plan: start-up, evaluation,
+checkpoints, logging, and how the optimizer splits its reductions into buckets.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from megatron_hbp.check.rank_layout import RankLayout
+from megatron_hbp.level import Level
+from megatron_hbp.pipeline import Work
+
+
+class Collective(NamedTuple):
+    """kind: "cp" or one of rank_layout.GROUP_KINDS. op: as torch.distributed calls it."""
+
+    kind: str
+    op: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTraffic:
+    """What of a model's flags decides which collectives a layer needs.
+
+    latent_attention: MLA, with q_lora where queries are compressed, too. aux_loss: MoE balanced by
+    an auxiliary loss. dispatcher: --moe-token-dispatcher-type.
+    """
+
+    latent_attention: bool = False
+    q_lora: bool = False
+    shared_experts: bool = False
+    aux_loss: bool = False
+    dispatcher: str = "alltoall"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkWork:
+    """Layers of one model chunk, dense before MoE; recomputed: how many of them at each level."""
+
+    dense_layers: int
+    moe_layers: int
+    recomputed: tuple[int, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return self.dense_layers + self.moe_layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageWork:
+    """The chunks of a pipeline stage, in order of virtual stages. Index 0 holds the embedding when
+    the stage is the first, the last one the logits when it is the last.
+    """
+
+    chunks: tuple[ChunkWork, ...]
+
+
+def stage_work(
+    levels: Sequence[Level],
+    *,
+    num_chunks: int,
+    dense_layers: Sequence[int],
+    moe_layers: Sequence[int],
+    recomputed_always: bool = False,
+) -> StageWork:
+    """One stage from the layers of each of its chunks.
+
+    num_chunks: stages x virtual stages; a level's recompute layers are spread over them, rounded
+    up. recomputed_always: --recompute-granularity full without a level's own setting.
+    """
+    chunks = []
+    for dense, moe in zip(dense_layers, moe_layers, strict=True):
+        recomputed = []
+        for level in levels:
+            wanted = level.recompute_layers
+            if wanted == "full" or (wanted == 0 and recomputed_always):
+                recomputed.append(dense + moe)
+            else:
+                recomputed.append(min(-(-wanted // num_chunks), dense + moe))
+        chunks.append(ChunkWork(dense_layers=dense, moe_layers=moe, recomputed=tuple(recomputed)))
+    return StageWork(chunks=tuple(chunks))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Lists collectives of a run: a layout and a model."""
+
+    layout: RankLayout
+    model: ModelTraffic
+
+    def of_work(self, stage: StageWork, work: Work, level: int, cp_size: int) -> list[Collective]:
+        """A chunk's forward or backward in a micro-batch of a level."""
+        chunk = stage.chunks[work.chunk]
+        last_place = self.layout.num_stages - 1, self.layout.num_virtual_stages - 1
+        first, last = (work.stage, work.chunk) == (0, 0), (work.stage, work.chunk) == last_place
+        issue = self._forward if work.forward else self._backward
+        return issue(chunk, level, cp_size, first=first, last=last)
+
+    def _forward(
+        self, chunk: ChunkWork, level: int, cp_size: int, *, first: bool, last: bool
+    ) -> list[Collective]:
+        """first, last: the chunk holds the embedding, the logits."""
+        found = self._row_forward() if first else []
+        for layer in range(chunk.num_layers):
+            kept = layer >= chunk.recomputed[level]
+            found += self._layer_forward(layer >= chunk.dense_layers, cp_size, with_graph=kept)
+        if last:
+            found += self._column_forward()
+            # vocabulary-parallel cross entropy: the maximum, the target's logit, the sum
+            found += self._tp("all_reduce") * 3
+        return found
+
+    def _backward(
+        self, chunk: ChunkWork, level: int, cp_size: int, *, first: bool, last: bool
+    ) -> list[Collective]:
+        """With the forwards that are done again."""
+        found = self._column_backward() if last else []
+        recomputed = chunk.recomputed[level]
+        for layer in reversed(range(recomputed, chunk.num_layers)):
+            found += self._layer_backward(layer >= chunk.dense_layers, cp_size)
+        for layer in reversed(range(recomputed)):
+            moe = layer >= chunk.dense_layers
+            found += self._layer_forward(moe, cp_size, with_graph=True)
+            found += self._layer_backward(moe, cp_size)
+        return found + (self._row_backward() if first else [])
+
+    def step_end(self, stage: StageWork) -> list[Collective]:
+        """After the last backward: gradients, token counts, norm. One of each kind, in order."""
+        layout = self.layout
+        has_experts = any(chunk.moe_layers for chunk in stage.chunks)
+        found = [Collective("dp", "reduce gradients")]
+        if has_experts:
+            found.append(Collective("expert_dp", "reduce gradients"))
+        if layout.tp_size > 1:
+            found.append(Collective("tp", "reduce norm gradients"))
+        if layout.num_stages > 1:
+            found.append(Collective("pp", "broadcast token count"))
+        return [*found, Collective("dp", "sum token count"), Collective("mp", "gradient norm")]
+
+    def _tp(self, *ops: str) -> list[Collective]:
+        return [Collective("tp", op) for op in ops] if self.layout.tp_size > 1 else []
+
+    def _column_forward(self) -> list[Collective]:
+        return self._tp("all_gather") if self.layout.sequence_parallel else []
+
+    def _column_backward(self) -> list[Collective]:
+        if self.layout.sequence_parallel:
+            return self._tp("all_gather", "reduce_scatter")  # the input again, its gradient
+        return self._tp("all_reduce")
+
+    def _row_forward(self) -> list[Collective]:
+        return self._tp("reduce_scatter" if self.layout.sequence_parallel else "all_reduce")
+
+    def _row_backward(self) -> list[Collective]:
+        return self._tp("all_gather") if self.layout.sequence_parallel else []
+
+    def _layer_forward(self, moe: bool, cp_size: int, *, with_graph: bool) -> list[Collective]:
+        found = self._projections_forward() + self._exchange(cp_size) + self._row_forward()
+        if not moe:
+            return found + self._column_forward() + self._row_forward()
+        if self.model.shared_experts:
+            found += self._column_forward() + self._row_forward()
+        if self.model.aux_loss and with_graph:
+            found += self._tp("all_reduce")
+        return found + self._experts_forward()
+
+    def _layer_backward(self, moe: bool, cp_size: int) -> list[Collective]:
+        found = self._experts_backward() if moe else []
+        if not moe or self.model.shared_experts:
+            found += self._row_backward() + self._column_backward()
+        found += self._row_backward() + self._exchange(cp_size)
+        return found + self._projections_backward()
+
+    def _exchange(self, cp_size: int) -> list[Collective]:
+        """Ulysses: queries, keys and values together, and the output, in each direction."""
+        return [Collective("cp", "all_to_all")] * 2 if cp_size > 1 else []
+
+    def _projections_forward(self) -> list[Collective]:
+        if not self.model.latent_attention:
+            return self._column_forward()
+        # down to the latent and gathered over its width, then up
+        down = self._column_forward() + self._tp("all_gather")
+        return (down if self.model.q_lora else []) + down + self._column_forward() * 2
+
+    def _projections_backward(self) -> list[Collective]:
+        if not self.model.latent_attention:
+            return self._column_backward()
+        down = self._tp("all_gather") + self._column_backward()
+        return self._column_backward() * 2 + down + (down if self.model.q_lora else [])
+
+    def _experts_forward(self) -> list[Collective]:
+        if self.layout.ep_size * self.layout.expert_tp_size == 1:
+            return []
+        counts = [Collective("tp_ep", "all_gather")]
+        tokens = [Collective("ep", "all_to_all")] if self.layout.ep_size > 1 else []
+        return counts + tokens * 3  # tokens, probabilities, and back
+
+    def _experts_backward(self) -> list[Collective]:
+        return [Collective("ep", "all_to_all")] * 3 if self.layout.ep_size > 1 else []
