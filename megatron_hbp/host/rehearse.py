@@ -1,4 +1,4 @@
-"""python -m megatron_hbp.host.rehearse: loads megatron once and forks it into the ranks of CPU runs.
+"""python -m megatron_hbp.host.rehearse: loads megatron once, forks it into the ranks of CPU runs.
 
 Reads one JSON request a line from standard input and answers each with one line. Request:
 {"argv", "world_size", "logs", "timeout", "kill"}; argv: flags of pretrain_gpt; logs: a folder that
@@ -151,13 +151,12 @@ def _is_time(kill: dict[str, Any] | None) -> bool:
 def _end_all(children: dict[int, int]) -> None:
     for pid in children:
         _end_group(pid)
+        os.kill(pid, signal.SIGKILL)  # where it has no group of its own yet; not reaped, so its own
 
 
 def _end_group(pid: int) -> None:
-    for end in (os.killpg, os.kill):  # the latter where the child has no group of its own yet
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            end(pid, signal.SIGKILL)
-            return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def main() -> None:
