@@ -4,7 +4,7 @@
 uniform over 8K to 128K), arXiv 2503.07680. The long ones are what makes 17 % of the tokens lie in
 samples over 16K, the paper's communication ratio. The real data is not needed, and not used.
 
-    python -m examples.paper_lengths --csv paper.csv [--samples 100000] [--longest 32768]
+    python -m examples.paper_lengths --csv paper.csv [--samples 941264] [--longest 32768]
 
 writes them as a table for `--lengths`: lengths rounded up to a grid of about 2 %, the longest to
 what the longest sample may have. examples/recipes/lengths/ holds two such tables.
@@ -24,8 +24,6 @@ SHORTEST_LONG, LONGEST = 8_192, 131_072
 
 _MEDIAN, _SIGMA = 375.0, 1.17  # of the log-normal lengths of short samples
 _SEED, _STREAM = 20260101, 2
-
-TABLE_SAMPLES = 100_000
 _GRID = 1.02  # a length of the table is at most this times the sample's
 
 
@@ -60,7 +58,7 @@ def _short_lengths(rng: np.random.Generator, num: int) -> np.ndarray:
     return np.concatenate(kept)
 
 
-def paper_table(num_samples: int = TABLE_SAMPLES, longest: int = LONGEST) -> str:
+def paper_table(num_samples: int = NUM_SAMPLES, longest: int = LONGEST) -> str:
     """The text of a length table of paper_lengths(num_samples), those over `longest` left out.
 
     Lengths are rounded up to a grid of about 2 %; the largest row is `longest`, so that levels are
@@ -89,7 +87,7 @@ def main() -> None:
     """Writes a table."""
     parser = argparse.ArgumentParser(description="Lengths of the HBP paper's job as a table.")
     parser.add_argument("--csv", required=True, metavar="FILE", help="where the table is written")
-    parser.add_argument("--samples", type=int, default=TABLE_SAMPLES, metavar="N")
+    parser.add_argument("--samples", type=int, default=NUM_SAMPLES, metavar="N")
     parser.add_argument("--longest", type=int, default=LONGEST, metavar="TOKENS")
     given = parser.parse_args()
     text = paper_table(given.samples, given.longest)
