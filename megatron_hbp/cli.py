@@ -14,19 +14,31 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from megatron_hbp.commands import audit, plan, prepare, rehearse, replan, report, select, simulate
+from megatron_hbp.commands import (
+    audit,
+    check,
+    plan,
+    prepare,
+    rehearse,
+    replan,
+    report,
+    select,
+    simulate,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
+    flags_of_host = False
     try:
         parser = _root_parser()
         subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-        for command in (prepare, plan, replan, audit, select, simulate, report, rehearse):
+        for command in (prepare, plan, replan, audit, select, simulate, report, rehearse, check):
             command.add_command(subparsers)
         own, flags = _split(sys.argv[1:] if argv is None else argv)
         namespace = parser.parse_args(own)
-        if flags and not getattr(namespace, "takes_flags", False):
+        flags_of_host = getattr(namespace, "takes_flags", False)
+        if flags and not flags_of_host:
             raise ValueError(f"this command takes no flags after --: {' '.join(flags)}")
         namespace.flags = flags
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -41,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("hbp: interrupted", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:
-        message = " ".join(str(error).split()).replace("--hbp-", "--")
+        message = " ".join(str(error).split())
+        if not flags_of_host:  # a plan's flags have shorter names here than in a run
+            message = message.replace("--hbp-", "--")
         print(f"hbp: error: {message}", file=sys.stderr)
         return 2
 
@@ -51,13 +65,6 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     words = list(words)
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
-
-
-def _at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What stands before and after the first bare `--`: the command's words and the host's."""
-    words = list(argv)
-    place = words.index("--") if "--" in words else len(words)
-    return words[:place], words[place + 1 :]
 
 
 class _Parser(argparse.ArgumentParser):

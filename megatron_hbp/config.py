@@ -180,6 +180,12 @@ def flag_name(field_name: str) -> str:
     return "--hbp-" + field_name.replace("_", "-")
 
 
+def in_flags(message: str) -> str:
+    """An error of the planner's in the words of the command line: its flag in place of its name."""
+    name = message.partition(" ")[0]
+    return flag_name(name) + message.removeprefix(name) if name in PLAN_DEFAULTS else message
+
+
 def given_names(config: HbpConfig) -> list[str]:
     """Fields that differ from their default, in order."""
     return [f.name for f in dataclasses.fields(config) if getattr(config, f.name) != f.default]

@@ -10,7 +10,7 @@ speeds meet published ones (docs/profile.md lists them); a fitted profile replac
 """
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
 # FLOP/s, bytes and bytes/s above this are of no device, and too large for a float's square.
@@ -25,7 +25,8 @@ class Device:
     attention_efficiency: the share of it that the linear part of a layer (its element-wise work
     included) and flash attention reach, above 0, at most 1. intra_node_bandwidth,
     inter_node_bandwidth: bytes/s of one GPU, one way, achieved. launch_seconds: fixed cost of a
-    layer in every micro-batch, forward and backward together.
+    layer in every micro-batch, forward and backward together. compute_capability: major.minor, which
+    decides what the host allows (FP8 from 8.9 on).
     """
 
     name: str
@@ -37,6 +38,7 @@ class Device:
     inter_node_bandwidth: float
     devices_per_node: int
     launch_seconds: float
+    compute_capability: float = 9.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -70,6 +72,7 @@ def _device(
     tflops: float,
     efficiency: tuple[float, float],
     links: tuple[float, float],
+    capability: float,
 ) -> Device:
     """efficiency: of matrix products and of attention. links: peak GB/s of one GPU, one way, inside
     a node and between nodes."""
@@ -83,6 +86,7 @@ def _device(
         inter_node_bandwidth=links[1] * 1e9 * _LINK_EFFICIENCY,
         devices_per_node=8,
         launch_seconds=_LAUNCH_SECONDS,
+        compute_capability=capability,
     )
 
 
@@ -91,10 +95,10 @@ def _device(
 # 200 Gb/s on DGX A100, 400 Gb/s on DGX H100, H200, B200). Efficiencies meet published speeds in
 # bf16, see docs/profile.md.
 _KNOWN = (
-    _device("a100-80gb", 79.15, 312, (0.62, 0.55), (300, 25)),
-    _device("h100-80gb", 79.11, 989, (0.55, 0.50), (450, 50)),
-    _device("h200-141gb", 139.8, 989, (0.55, 0.50), (450, 50)),
-    _device("b200-192gb", 178.35, 2250, (0.50, 0.45), (900, 50)),
+    _device("a100-80gb", 79.15, 312, (0.62, 0.55), (300, 25), 8.0),
+    _device("h100-80gb", 79.11, 989, (0.55, 0.50), (450, 50), 9.0),
+    _device("h200-141gb", 139.8, 989, (0.55, 0.50), (450, 50), 9.0),
+    _device("b200-192gb", 178.35, 2250, (0.50, 0.45), (900, 50), 10.0),
 )
 
 DEVICES = {device.name: device for device in _KNOWN}
@@ -103,8 +107,8 @@ DEVICES = {device.name: device for device in _KNOWN}
 def find_device(text: str) -> Device:
     """The device named `text` (any case), or described by the JSON file `text`.
 
-    Raises ValueError for an unknown name, with all names, and for a file that does not hold exactly
-    the fields of Device.
+    Raises ValueError for an unknown name, with all names, and for a file that does not hold the
+    fields of Device; those with a default may be left out.
     """
     known = DEVICES.get(text.strip().lower())
     if known is not None:
@@ -119,9 +123,10 @@ def find_device(text: str) -> Device:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"device file {path} is not JSON: {error}") from None
     wanted = {field.name for field in fields(Device)}
-    if not isinstance(document, dict) or set(document) != wanted:
-        found = set(document) if isinstance(document, dict) else set()
-        parts = [f"{name} is missing" for name in sorted(wanted - found)]
+    needed = {field.name for field in fields(Device) if field.default is MISSING}
+    found = set(document) if isinstance(document, dict) else set()
+    if not needed <= found <= wanted:
+        parts = [f"{name} is missing" for name in sorted(needed - found)]
         parts += [f"{name} is unknown" for name in sorted(found - wanted)]
         raise ValueError(
             f"device file {path}: {', '.join(parts)}; give one object with {sorted(wanted)}"

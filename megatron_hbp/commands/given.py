@@ -74,10 +74,7 @@ def read_input(
             "--sources goes with --lengths FILE.npy: the rows of a table are counts, not sequences; "
             "give one length per sequence, or leave --sources out"
         )
-    if is_table:
-        seq_lens = read_lengths(namespace.lengths)
-    else:
-        seq_lens = _load_array("--lengths", namespace.lengths)
+    seq_lens = given_lengths(namespace.lengths)
     if namespace.sources is None:
         if source_weights is not None:
             raise ValueError(
@@ -85,6 +82,13 @@ def read_input(
             )
         return Given(seq_lens)
     return Given(seq_lens, source_ids=_load_array("--sources", namespace.sources))
+
+
+def given_lengths(path: str) -> np.ndarray:
+    """int32 or int64 [sequences], tokens, from the file given to --lengths."""
+    if path.lower().endswith(".csv"):
+        return read_lengths(path)
+    return _load_array("--lengths", path)
 
 
 def _load_array(flag: str, path: str) -> np.ndarray:

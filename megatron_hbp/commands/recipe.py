@@ -25,7 +25,7 @@ class GivenRun:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """RECIPE, --gpus, and flags after `--`, which cli.py hands over as `more`."""
+    """RECIPE, --gpus, and flags after `--`, which cli.py hands over as `flags`."""
     parser.usage = f"{parser.prog} [RECIPE] [options] [{FLAGS}]"
     parser.add_argument(
         "recipe", metavar="RECIPE", nargs="?", help="a recipe, see examples/README.md"
@@ -55,7 +55,7 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
 
 def given_run(namespace: argparse.Namespace) -> GivenRun:
     """Raises ValueError when neither a recipe nor flags are given, or something is missing."""
-    more: list[str] = namespace.more
+    more: list[str] = namespace.flags
     if namespace.recipe is None and not more:
         raise ValueError(f"neither a RECIPE nor {FLAGS} is given; give one of them, or both")
     if more and not more[0].startswith("--"):

@@ -38,8 +38,7 @@ def as_rank(args: Any, rank: int) -> Iterator[None]:
 
 
 def all_groups(args: Any) -> dict[str, list[list[int]]]:
-    """Global ranks of every group of each kind: tp, pp, dp (the DP x CP domain), ep, expert_tp,
-    expert_dp.
+    """Global ranks of every group of each kind: those of check.rank_layout.GROUP_KINDS.
     """
     tp, pp = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
     ep, expert_tp = args.expert_model_parallel_size, args.expert_tensor_parallel_size or tp
@@ -62,6 +61,9 @@ def all_groups(args: Any) -> dict[str, list[list[int]]]:
         "ep": experts.get_ranks("ep"),
         "expert_tp": experts.get_ranks("tp"),
         "expert_dp": experts.get_ranks("dp"),
+        "mp": dense.get_ranks("tp-pp"),
+        "tp_dp": dense.get_ranks("tp-dp-cp"),
+        "tp_ep": experts.get_ranks("tp-ep"),
     }
 
 
@@ -74,6 +76,9 @@ def own_groups() -> dict[str, list[int]]:
         "ep": parallel_state.get_expert_model_parallel_group(),
         "expert_tp": parallel_state.get_expert_tensor_parallel_group(),
         "expert_dp": parallel_state.get_expert_data_parallel_group(),
+        "mp": parallel_state.get_model_parallel_group(),
+        "tp_dp": parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True),
+        "tp_ep": parallel_state.get_expert_tensor_and_model_parallel_group(),
     }
     return {kind: dist.get_process_group_ranks(group) for kind, group in made.items()}
 

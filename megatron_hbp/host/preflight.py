@@ -13,24 +13,15 @@ import dataclasses
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from megatron_hbp.check.facts import Facts, Question
-from megatron_hbp.config import HbpConfig, config_from_args
+from megatron_hbp.config import HbpConfig, config_from_args, in_flags
 from megatron_hbp.level import Level
 from megatron_hbp.plan import Plan
-
-# What the parent is told of the host's arguments.
-_TOLD = (
-    "tensor_model_parallel_size pipeline_model_parallel_size virtual_pipeline_model_parallel_size "
-    "expert_model_parallel_size expert_tensor_parallel_size data_parallel_size sequence_parallel "
-    "use_distributed_optimizer num_distributed_optimizer_instances seq_length global_batch_size "
-    "num_layers num_experts moe_router_topk padded_vocab_size train_iters lr min_lr lr_decay_style "
-    "lr_decay_iters lr_warmup_iters lr_warmup_fraction save save_interval load "
-    "pretrained_checkpoint ckpt_format bf16 fp16 fp8 fp8_recipe recompute_granularity optimizer"
-).split()
 
 
 def main() -> None:
@@ -86,7 +77,7 @@ def _told(facts: Facts) -> Iterator[None]:
     except _RefusalError as refusal:
         facts.problems.append(str(refusal))
     except ValueError as error:
-        facts.problems.append(_host_words(error) if _is_host(error) else str(error))
+        facts.problems.append(_host_words(error) if _is_host(error) else in_flags(str(error)))
     except Exception as error:
         traceback.print_exc()
         facts.problems.append(_host_words(error))
@@ -100,10 +91,13 @@ def _arguments(facts: Facts) -> tuple[Any, HbpConfig, Any]:
     from megatron_hbp.host import checks
     from megatron_hbp.host.pretrain_gpt import with_arguments
 
-    try:
-        args = parse_and_validate_args(extra_args_provider=with_arguments(None))
-    except SystemExit as stop:
-        raise _RefusalError(_last_words(stop)) from None
+    with warnings.catch_warnings(record=True) as warned:
+        try:
+            args = parse_and_validate_args(extra_args_provider=with_arguments(None))
+        except SystemExit as stop:
+            raise _RefusalError(_last_words(stop)) from None
+        finally:
+            facts.notes += [f"Megatron: {one.message}" for one in warned if _is_about_flags(one)]
     config = config_from_args(args)
     if not config.enabled:
         raise _RefusalError("neither --hbp-plan nor --hbp-corpus is given; add one of them")
@@ -111,9 +105,18 @@ def _arguments(facts: Facts) -> tuple[Any, HbpConfig, Any]:
     if config.level:
         checks.check_levels_fit(args, config.level)
     model_config = gpt_config_from_args(args)
-    facts.arguments.update({name: getattr(args, name, None) for name in _TOLD})
-    facts.arguments["loss_normalizer"] = config.loss_normalizer
+    facts.arguments.update(_plain(args))
     return args, config, model_config
+
+
+def _plain(args: Any) -> dict[str, Any]:
+    """The host's arguments that JSON can hold."""
+    kinds = bool | int | float | str | None
+    return {name: value for name, value in vars(args).items() if isinstance(value, kinds)} | {
+        name: value
+        for name, value in vars(args).items()
+        if isinstance(value, list) and all(isinstance(item, kinds) for item in value)
+    }
 
 
 def _plan(question: Question, facts: Facts, args: Any, config: HbpConfig) -> Plan | None:
@@ -132,7 +135,7 @@ def _plan(question: Question, facts: Facts, args: Any, config: HbpConfig) -> Pla
     folder = Path(question.workspace) / "plan"
     plan.save(folder)
     facts.plan, facts.steps_done = str(folder), start.consumed_steps or 0
-    facts.arguments.update({name: getattr(args, name, None) for name in _TOLD})
+    facts.arguments.update(_plain(args))
     return plan
 
 
@@ -248,6 +251,13 @@ def _host_words(error: Exception) -> str:
     return (
         f"Megatron refuses these flags: {text} ({Path(frame.filename).name}, {frame.name}); change "
         "the flag that this is about"
+    )
+
+
+def _is_about_flags(warned: warnings.WarningMessage) -> bool:
+    """Whether the host's validation said it: it changes flags without an error."""
+    return "megatron" in Path(warned.filename).parts and "Transformer Engine" not in str(
+        warned.message
     )
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from megatron_hbp.config import HbpConfig, add_arguments, config_from_args
+from megatron_hbp.config import HbpConfig, add_arguments, config_from_args, in_flags
 
 ArgumentsProvider = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 
@@ -67,7 +67,7 @@ def setup_or_exit(args: Any, model_config: Any) -> Any | None:
     try:
         return setup(args, model_config)
     except ValueError as error:
-        sys.exit(f"megatron_hbp: error: {error}")
+        sys.exit(f"megatron_hbp: error: {in_flags(str(error))}")
 
 
 def setup(args: Any, model_config: Any) -> Any | None:

@@ -1,0 +1,228 @@
+"""What `hbp check` concludes from the facts of a start: reasons against it, warnings, figures.
+
+Guarantees (asserted by tests/unit/test_check_outcome.py):
+- a run that the host or a check of ours would end has a problem, and so has one whose memory,
+  lockstep or parameter counts are wrong; what only costs time or could not be looked at is a
+  warning or a note;
+- what cannot be worked out is None or empty, never guessed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megatron_hbp.check.collectives import ModelTraffic, StageWork, stage_work
+from megatron_hbp.check.facts import Facts, StageFacts
+from megatron_hbp.check.lockstep import Lockstep, lockstep
+from megatron_hbp.check.memory import (
+    StageMemory,
+    chunk_layers_of,
+    memory_problems,
+    not_predicted,
+    parameter_problems,
+    stage_memories,
+)
+from megatron_hbp.check.nodes import GroupNodes, group_nodes, node_warnings
+from megatron_hbp.check.rank_layout import RankLayout
+from megatron_hbp.check.sizes import CheckpointSizes, checkpoint_sizes
+from megatron_hbp.cost_model import analytic
+from megatron_hbp.hardware import Device
+from megatron_hbp.level import Level
+from megatron_hbp.model_arguments import model_of
+from megatron_hbp.model_shape import ModelShape
+from megatron_hbp.plan import Plan
+from megatron_hbp.recipe import Recipe
+from megatron_hbp.run_layout import RunLayout
+from megatron_hbp.simulate import simulate
+from megatron_hbp.timeline import Timeline
+
+# Of a published count, how far the built model may be from it.
+_COUNTS_AGREE = 0.005
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """problems: why the run would fail, or is not what it should be. warnings: what costs time.
+    notes: what could not be looked at, or is only assumed.
+
+    parameters, active_parameters: of the whole model as built, None when it cannot be.
+    """
+
+    recipe: Recipe
+    device: Device
+    facts: Facts
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    model: ModelShape | None = None
+    layout: RunLayout | None = None
+    parameters: int | None = None
+    active_parameters: int | None = None
+    plan: Plan | None = None
+    memories: tuple[StageMemory, ...] = ()
+    lockstep: Lockstep | None = None
+    nodes: tuple[GroupNodes, ...] = ()
+    checkpoints: CheckpointSizes | None = None
+    timeline: Timeline | None = None
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+
+def conclude(recipe: Recipe, device: Device, words: Sequence[str], facts: Facts) -> Outcome:
+    """words: the run's command line."""
+    found = Outcome(
+        recipe=recipe,
+        device=device,
+        facts=facts,
+        problems=list(facts.problems),
+        notes=list(facts.notes),
+    )
+    if facts.plan is not None:
+        found.plan = Plan.load(Path(facts.plan))
+    if not facts.arguments or not facts.stages:
+        return found
+    _count(found)
+    _shape(found, words)
+    _look_at_plan(found)
+    return found
+
+
+def _count(found: Outcome) -> None:
+    """Parameters as built, against the published ones."""
+    arguments, stages, recipe = found.facts.arguments, found.facts.stages, found.recipe
+    dense = sum(stage.unique_dense for stage in stages)
+    experts = sum(stage.unique_experts for stage in stages)
+    found.parameters = dense + experts
+    of_a_token = arguments["moe_router_topk"] / arguments["num_experts"] if experts else 0
+    found.active_parameters = dense + round(experts * of_a_token)
+    for what, counted, published in (
+        ("parameters", found.parameters, recipe.parameters),
+        ("active parameters", found.active_parameters, recipe.active_parameters),
+    ):
+        if published is not None and abs(counted - published) > _COUNTS_AGREE * published:
+            found.problems.append(
+                f"the model as built has {counted / 1e9:.2f} B {what}, published are "
+                f"{published / 1e9:.2f} B ({recipe.source or recipe.name}); a flag of the model is "
+                "wrong, or [published] is"
+            )
+
+
+def _shape(found: Outcome, words: Sequence[str]) -> None:
+    """The model and layout that time and memory are predicted for; memory."""
+    arguments, stages = found.facts.arguments, found.facts.stages
+    tp_size = arguments["tensor_model_parallel_size"]
+    num_ranks = arguments["data_parallel_size"]
+    chunks = [
+        [d + m for d, m in zip(stage.chunk_dense_layers, stage.chunk_moe_layers, strict=True)]
+        for stage in stages
+    ]
+    try:
+        found.model = model_of(found.recipe.name, words, vocab_rows=arguments["padded_vocab_size"])
+        found.layout = RunLayout(
+            num_ranks=num_ranks,
+            num_microbatches=arguments["global_batch_size"] // num_ranks,
+            tp_size=tp_size,
+            num_stages=len(stages),
+            num_virtual_stages=len(chunks[0]),
+            ep_size=arguments["expert_model_parallel_size"],
+            expert_tp_size=_expert_tp(arguments) if arguments["num_experts"] else 1,
+            sequence_parallel=arguments["sequence_parallel"] or tp_size == 1,
+            distributed_optimizer=arguments["use_distributed_optimizer"],
+            chunk_layers=chunk_layers_of(chunks),
+        )
+        levels = _levels(found)
+        built = [(stage.dense_parameters, stage.expert_parameters) for stage in stages]
+        found.memories = stage_memories(found.model, found.device, found.layout, levels, built)
+        found.problems += memory_problems(found.model, found.device, found.layout, levels, built)
+        found.problems += parameter_problems(found.model, found.layout, built)
+    except ValueError as error:
+        found.notes.append(f"time and memory are not predicted: {error}")
+    found.notes += not_predicted(arguments)
+
+
+def _look_at_plan(found: Outcome) -> None:
+    """Groups, lockstep, steps, checkpoints and predicted time."""
+    arguments, plan, stages = found.facts.arguments, found.plan, found.facts.stages
+    ranks = RankLayout(
+        world_size=found.recipe.gpus,
+        tp_size=arguments["tensor_model_parallel_size"],
+        num_stages=len(stages),
+        num_virtual_stages=len(stages[0].chunk_moe_layers),
+        ep_size=arguments["expert_model_parallel_size"],
+        expert_tp_size=_expert_tp(arguments),
+        sequence_parallel=arguments["sequence_parallel"],
+        stages_last=not arguments["use_tp_pp_dp_mapping"],
+        groups=found.facts.groups,
+    )
+    levels = _levels(found)
+    cp_sizes = tuple(level.cp_size for level in levels)
+    found.nodes = tuple(group_nodes(ranks, found.recipe.gpus_per_node, cp_sizes))
+    found.warnings += node_warnings(ranks, found.recipe.gpus_per_node, cp_sizes)
+    if plan is None:
+        return
+    found.lockstep = lockstep(plan, ranks, _works(found, levels), _traffic(arguments))
+    found.problems += found.lockstep.problems
+    if arguments["global_batch_size"] // ranks.num_ranks < len(stages):
+        found.warnings.append(
+            f"a step has {plan.num_microbatches} micro-batches for {len(stages)} pipeline stages: "
+            "most of its time is the pipeline filling and emptying; raise --global-batch-size"
+        )
+    if arguments["train_iters"] is not None:
+        found.checkpoints = checkpoint_sizes(
+            arguments,
+            parameters=found.parameters or 0,
+            gpus=found.recipe.gpus,
+            first=found.facts.steps_done,
+            last=arguments["train_iters"],
+        )
+    if found.model is not None and found.layout is not None and found.fits:
+        try:
+            found.timeline = simulate(plan, analytic(found.model, found.device, found.layout))
+        except ValueError as error:
+            found.notes.append(f"time is not predicted: {error}")
+
+
+def _levels(found: Outcome) -> tuple[Level, ...]:
+    """The plan's, else those of the flags."""
+    if found.plan is not None:
+        return found.plan.levels
+    return tuple(Level.parse(text) for text in found.facts.arguments["hbp_level"])
+
+
+def _works(found: Outcome, levels: Sequence[Level]) -> list[StageWork]:
+    stages: list[StageFacts] = found.facts.stages
+    return [
+        stage_work(
+            levels,
+            num_chunks=len(stages) * len(stage.chunk_moe_layers),
+            dense_layers=stage.chunk_dense_layers,
+            moe_layers=stage.chunk_moe_layers,
+            recomputed_always=found.facts.arguments["recompute_granularity"] == "full",
+        )
+        for stage in stages
+    ]
+
+
+def _traffic(arguments: dict[str, Any]) -> ModelTraffic:
+    balancing = arguments["moe_router_load_balancing_type"]
+    return ModelTraffic(
+        latent_attention=arguments["multi_latent_attention"],
+        q_lora=arguments["q_lora_rank"] is not None,
+        shared_experts=bool(arguments["moe_shared_expert_intermediate_size"]),
+        aux_loss="aux_loss" in ([balancing] if isinstance(balancing, str) else balancing),
+        dispatcher=arguments["moe_token_dispatcher_type"],
+    )
+
+
+def _expert_tp(arguments: dict[str, Any]) -> int:
+    return arguments["expert_tensor_parallel_size"] or arguments["tensor_model_parallel_size"]
+
+
+def steps_of_levels(plan: Plan) -> list[int]:
+    """Micro-batches of each level over the whole plan."""
+    return np.bincount(plan.microbatch_level, minlength=len(plan.levels)).tolist()
