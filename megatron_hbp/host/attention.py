@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.transformer.module import MegatronModule
 
+from megatron_hbp.host.mla_norms import norms_of
 from megatron_hbp.host.packed import HbpPackedSeqParams
 
 
@@ -242,12 +243,15 @@ class PositionedRotary(torch.nn.Module):
 
 
 def positioned_mla(base: type) -> type:
-    """A subclass of an MLA self-attention class with rotary by local position."""
+    """A subclass of an MLA self-attention class: rotary by local position, norms of mla_norms.py."""
 
     class PositionedMLA(base):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.rotary_pos_emb = PositionedRotary(self.rotary_pos_emb)
+
+        def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
+            return norms_of(self.config, submodules)
 
     PositionedMLA.__name__ = f"Hbp{base.__name__}"
     return PositionedMLA
