@@ -243,7 +243,7 @@ class PositionedRotary(torch.nn.Module):
 
 
 def positioned_mla(base: type) -> type:
-    """A subclass of an MLA self-attention class: rotary by local position, norms of mla_norms.py."""
+    """A subclass of an MLA self-attention class: rotary by local position, mla_norms' norms."""
 
     class PositionedMLA(base):
         def __init__(self, *args: Any, **kwargs: Any) -> None:

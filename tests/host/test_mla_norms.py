@@ -1,5 +1,7 @@
 """The projections and norms of multi-latent attention, with and without compressed queries."""
 
+from typing import Any
+
 import pytest
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_submodules
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
@@ -17,7 +19,7 @@ def _config(q_lora_rank: int | None, *, qk_layernorm: bool = True) -> MLATransfo
         num_layers=1,
         hidden_size=64,
         num_attention_heads=4,
-        q_lora_rank=q_lora_rank,
+        q_lora_rank=q_lora_rank,  # type: ignore[arg-type]  # None is the host's own way
         kv_lora_rank=16,
         qk_layernorm=qk_layernorm,
         normalization="RMSNorm",
@@ -25,8 +27,8 @@ def _config(q_lora_rank: int | None, *, qk_layernorm: bool = True) -> MLATransfo
     )
 
 
-def _submodules(*, qk_layernorm: bool = True):
-    layer = get_gpt_layer_local_submodules(
+def _submodules(*, qk_layernorm: bool = True) -> Any:
+    layer: Any = get_gpt_layer_local_submodules(
         multi_latent_attention=True, qk_layernorm=qk_layernorm, normalization="RMSNorm"
     )
     return layer.self_attention.submodules
