@@ -17,6 +17,7 @@ from typing import NoReturn
 from megatron_hbp.commands import (
     audit,
     check,
+    flags,
     plan,
     prepare,
     rehearse,
@@ -33,14 +34,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parser = _root_parser()
         subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-        for command in (prepare, plan, replan, audit, select, simulate, report, rehearse, check):
+        for command in (
+            prepare,
+            plan,
+            replan,
+            audit,
+            select,
+            simulate,
+            report,
+            rehearse,
+            check,
+            flags,
+        ):
             command.add_command(subparsers)
-        own, flags = _split(sys.argv[1:] if argv is None else argv)
+        own, host_flags = _split(sys.argv[1:] if argv is None else argv)
         namespace = parser.parse_args(own)
         flags_of_host = getattr(namespace, "takes_flags", False)
-        if flags and not flags_of_host:
-            raise ValueError(f"this command takes no flags after --: {' '.join(flags)}")
-        namespace.flags = flags
+        if host_flags and not flags_of_host:
+            raise ValueError(f"this command takes no flags after --: {' '.join(host_flags)}")
+        namespace.flags = host_flags
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         code = namespace.func(namespace)

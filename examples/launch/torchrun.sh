@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# One node's part of a recipe's run. Start it on every node, at about the same time:
+#
+#     examples/launch/torchrun.sh RECIPE [Megatron flags]                              # one node
+#     NODES=4 NODE_RANK=0 HEAD=node0 examples/launch/torchrun.sh RECIPE [flags]        # the first
+#     NODES=4 NODE_RANK=1 HEAD=node0 examples/launch/torchrun.sh RECIPE [flags]        # and so on
+#
+# Flags given here win over the recipe's, e.g. `--hbp-corpus /data/corpus --save /ckpt --load /ckpt`.
+# A relative path is taken from the folder in which this is started.
+set -euo pipefail
+
+if [[ $# -lt 1 || $1 == --* ]]; then
+    echo "usage: ${0##*/} RECIPE [Megatron flags], e.g. examples/recipes/llama-3.1-8b.toml" >&2
+    exit 2
+fi
+RECIPE=$1
+shift
+
+NODES=${NODES:-1}
+NODE_RANK=${NODE_RANK:-0}
+HEAD=${HEAD:-localhost}
+PORT=${PORT:-29500}
+GPUS_PER_NODE=${GPUS_PER_NODE:-8}
+MAX_RESTARTS=${MAX_RESTARTS:-3}
+CHECK=${CHECK:-1}
+GPUS=$((NODES * GPUS_PER_NODE))
+
+# TP overlaps its exchanges with products of matrices, which relies on kernels starting in the order
+# in which they were sent: one queue. Megatron refuses TP without it before Blackwell.
+export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-1}
+# Levels differ in what they keep and in how long their packs are, so blocks of many sizes come and
+# go: segments that grow keep the memory from falling to pieces.
+export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}
+# NVLink SHARP takes GPU memory for every group of processes, and there is one for each CP size; it
+# speeds up reductions inside a node, of which there are few.
+export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
+# When one process dies the others end with an error after --distributed-timeout-minutes instead of
+# waiting for ever, and write down what each was doing: that is what torchrun can restart from.
+export TORCH_NCCL_ASYNC_ERROR_HANDLING=${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}
+export TORCH_NCCL_TRACE_BUFFER_SIZE=${TORCH_NCCL_TRACE_BUFFER_SIZE:-2000}
+export TORCH_NCCL_DUMP_ON_TIMEOUT=${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}
+
+# Not inside mapfile's own redirection, where a failure would go unseen.
+WORDS=$(hbp flags "$RECIPE" --gpus "$GPUS" -- "$@")
+mapfile -t FLAGS <<<"$WORDS"
+
+# Seconds on one CPU, before a thousand GPUs find it out. The others wait in the rendezvous.
+if [[ $NODE_RANK == 0 && $CHECK == 1 ]]; then
+    hbp check "$RECIPE" --gpus "$GPUS" --gpus-per-node "$GPUS_PER_NODE" -- "$@"
+fi
+
+# After a failure torchrun starts all processes of all nodes again, at most MAX_RESTARTS times. They
+# go on from the last checkpoint in --load with the step of the plan that comes after it: no sample
+# is trained twice for the weights, none is left out.
+exec torchrun \
+    --nnodes "$NODES" --nproc-per-node "$GPUS_PER_NODE" --node-rank "$NODE_RANK" \
+    --rdzv-backend c10d --rdzv-endpoint "$HEAD:$PORT" \
+    --rdzv-id "${RUN_ID:-hbp}" --max-restarts "$MAX_RESTARTS" \
+    -m megatron_hbp.host.pretrain_gpt "${FLAGS[@]}"
