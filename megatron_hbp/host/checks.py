@@ -14,6 +14,8 @@ from torch.torch_version import TorchVersion
 from megatron_hbp.alignment import Alignment, alignment
 from megatron_hbp.config import HbpConfig
 from megatron_hbp.host.attention import check_heads
+from megatron_hbp.host.layout_checks import check_layout, check_sizes
+from megatron_hbp.host.needed_flags import check_flags
 from megatron_hbp.host.refused import REFUSED
 from megatron_hbp.level import Level
 from megatron_hbp.plan import Plan
@@ -25,13 +27,15 @@ _BALANCING_OK = ("aux_loss", "none")
 def check_command_line(args: Any, config: HbpConfig) -> None:
     """All checks that the command line allows, on arguments that the host has not validated yet.
 
-    args: parsed, plus `world_size`. What the user left out is None here; the host gives its default
-    or its error.
+    args: parsed, plus `world_size`. What the user left out is None here; the host gives its
+    default.
     """
+    check_sizes(args)
     check_arguments(args, config)
+    check_layout(args, has_validation=config.valid_corpus is not None)
+    check_flags(args, on_cpu=config.device == "cpu")
     levels = config.level if config.plan is None else Plan.load(config.plan, verify=False).levels
-    if None not in (args.seq_length, args.num_attention_heads, args.max_position_embeddings):
-        check_levels_fit(args, levels)
+    check_levels_fit(args, levels)
 
 
 def check_arguments(args: Any, config: HbpConfig) -> None:
