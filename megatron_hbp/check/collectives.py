@@ -1,12 +1,14 @@
 """The collectives of one forward or backward of a model chunk, and of the end of a step, in order.
 
 Guarantees (asserted by tests/distributed/test_lockstep.py against recorded runs, every rank):
-- for the local layers (--transformer-impl local) the list is what the host issues, one by one, for
-  GQA and MLA, dense and MoE layers, with TP and sequence parallelism, EP, CP and recompute.
-With Transformer Engine the TP collectives inside a layer may be other ones, overlapped or fused:
-what matters for lockstep, that they depend on nothing but stage, chunk, level and direction, is the
-same. Left out, because the same on every rank and no matter of the plan: start-up, evaluation,
-checkpoints, logging, and how the optimizer splits its reductions into buckets.
+- for local layers (--transformer-impl local) the list is what the host issues, one by one: GQA and
+  MLA, dense and MoE layers, the dispatchers alltoall and allgather, with and without sequence
+  parallelism, EP, CP and recompute.
+By the sources alone, not recorded: Transformer Engine's layers, expert TP above 1 and the
+dispatcher flex, whose two exchanges are no collectives of torch.distributed. There the kernels may
+overlap or fuse what is listed; what lockstep needs, that the list depends on nothing but stage,
+chunk, level and direction, is the same. Left out, because the same on all ranks of a stage whatever
+the plan: start-up, evaluation, checkpoints, logs, and how gradients are cut into buckets.
 """
 
 from collections.abc import Sequence
@@ -16,6 +18,8 @@ from typing import NamedTuple
 from megatron_hbp.check.rank_layout import RankLayout
 from megatron_hbp.level import Level
 from megatron_hbp.pipeline import Work
+
+_DISPATCHERS = ("alltoall", "allgather", "flex")
 
 
 class Collective(NamedTuple):
@@ -29,15 +33,25 @@ class Collective(NamedTuple):
 class ModelTraffic:
     """What of a model's flags decides which collectives a layer needs.
 
-    latent_attention: MLA, with q_lora where queries are compressed, too. aux_loss: MoE balanced by
-    an auxiliary loss. dispatcher: --moe-token-dispatcher-type.
+    transformer_engine: layers are its own, not local ones. latent_attention: MLA, with q_lora where
+    queries are compressed, too. aux_loss: MoE balanced by an auxiliary loss. dispatcher:
+    --moe-token-dispatcher-type. Raises ValueError for one that the host does not have.
     """
+
+    transformer_engine: bool = False
 
     latent_attention: bool = False
     q_lora: bool = False
     shared_experts: bool = False
     aux_loss: bool = False
     dispatcher: str = "alltoall"
+
+    def __post_init__(self) -> None:
+        if self.dispatcher not in _DISPATCHERS:
+            raise ValueError(
+                f"--moe-token-dispatcher-type {self.dispatcher}: use one of "
+                f"{', '.join(_DISPATCHERS)}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,22 +199,46 @@ class Traffic:
     def _projections_forward(self) -> list[Collective]:
         if not self.model.latent_attention:
             return self._column_forward()
-        # down to the latent and gathered over its width, then up
-        down = self._column_forward() + self._tp("all_gather")
-        return (down if self.model.q_lora else []) + down + self._column_forward() * 2
+        up = self._column_forward() * 2
+        if self.model.transformer_engine:  # each rank projects its own tokens down
+            return self._column_forward() + up
+        down = self._column_forward() + self._tp("all_gather")  # over the latent's width
+        return down * (2 if self.model.q_lora else 1) + up
 
     def _projections_backward(self) -> list[Collective]:
         if not self.model.latent_attention:
             return self._column_backward()
-        down = self._tp("all_gather") + self._column_backward()
-        return self._column_backward() * 2 + down + (down if self.model.q_lora else [])
+        up = self._column_backward() * 2
+        if self.model.transformer_engine:
+            return up + (self._tp("reduce_scatter") if self.layout.sequence_parallel else [])
+        # every rank has the whole latent's gradient, or that of its own tokens
+        down = self._row_backward() + self._column_backward()
+        return up + down * (2 if self.model.q_lora else 1)
 
     def _experts_forward(self) -> list[Collective]:
         if self.layout.ep_size * self.layout.expert_tp_size == 1:
             return []
+        if self.model.dispatcher == "flex":
+            return [Collective("tp_ep", "dispatch"), Collective("tp_ep", "combine")]
+        if self.model.dispatcher == "allgather":
+            # the map of experts, probabilities, tokens, and back
+            return [Collective("tp_ep", op) for op in (*["all_gather"] * 3, "reduce_scatter")]
         counts = [Collective("tp_ep", "all_gather")]
-        tokens = [Collective("ep", "all_to_all")] if self.layout.ep_size > 1 else []
-        return counts + tokens * 3  # tokens, probabilities, and back
+        tokens_and_probabilities = self._ep() * 2 + self._expert_tp("all_gather") * 2
+        return counts + tokens_and_probabilities + self._expert_tp("reduce_scatter") + self._ep()
 
     def _experts_backward(self) -> list[Collective]:
-        return [Collective("ep", "all_to_all")] * 3 if self.layout.ep_size > 1 else []
+        if self.layout.ep_size * self.layout.expert_tp_size == 1:
+            return []
+        if self.model.dispatcher == "flex":
+            return [Collective("tp_ep", "combine"), Collective("tp_ep", "dispatch")]
+        if self.model.dispatcher == "allgather":
+            return [Collective("tp_ep", op) for op in ("all_gather", *["reduce_scatter"] * 2)]
+        back = self._ep() + self._expert_tp("all_gather")
+        return back + self._expert_tp("reduce_scatter") * 2 + self._ep() * 2
+
+    def _ep(self) -> list[Collective]:
+        return [Collective("ep", "all_to_all")] if self.layout.ep_size > 1 else []
+
+    def _expert_tp(self, op: str) -> list[Collective]:
+        return [Collective("expert_tp", op)] if self.layout.expert_tp_size > 1 else []

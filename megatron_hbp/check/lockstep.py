@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatron_hbp.check.collectives import Collective, ModelTraffic, StageWork, Traffic
+from megatron_hbp.check.collectives import ModelTraffic, StageWork, Traffic
 from megatron_hbp.check.plan_view import PlanView, mixed, plan_problems, text_hash
 from megatron_hbp.check.rank_layout import (
     RankLayout,
@@ -27,8 +27,8 @@ from megatron_hbp.check.rank_layout import (
     group_problems,
     places,
 )
-from megatron_hbp.check.transfers import Action, stage_actions, transfer_problems
-from megatron_hbp.pipeline import Work
+from megatron_hbp.check.stage_hashes import stage_hashes
+from megatron_hbp.check.transfers import transfer_problems
 from megatron_hbp.plan import Plan
 
 _MOST_SENTENCES = 5  # of one kind; the rest is counted
@@ -130,9 +130,7 @@ class _Ranks:
         self._held = held
         self._places = places(layout)
         self._classes = {
-            (int(view), int(stage)): _class_hashes(
-                layout, stages[stage], stage, traffic, views[view]
-            )
+            (int(view), int(stage)): stage_hashes(traffic, stages[stage], stage, views[view])
             for view, stage in np.unique(np.stack([held, self._places.stage], axis=1), axis=0)
         }
 
@@ -152,7 +150,12 @@ class _Ranks:
             problems += self._group_problems(f"CP {size}", members, values, _Same(True, size))
         microbatches = {view.plan.num_microbatches for view in views}
         for count in sorted(microbatches):
-            problems += transfer_problems(layout.num_stages, layout.num_virtual_stages, count)
+            problems += transfer_problems(
+                layout.num_stages,
+                layout.num_virtual_stages,
+                count,
+                overlap=layout.overlaps,
+            )
         hashes = self._own_hashes(groups)
         fullest = max(self._classes.values(), key=lambda known: sum(known.counts.values()))
         return Lockstep(
@@ -259,73 +262,6 @@ class _Ranks:
             of_rank[members] = np.arange(len(members))[:, None]
             found = mixed(found ^ names[of_rank])
         return found
-
-
-@dataclass(frozen=True)
-class _Class:
-    """Of all ranks with the same plan and stage: hashes and numbers of collectives by kind."""
-
-    hashes: dict[str, np.uint64]
-    counts: dict[str, int]
-
-
-def _class_hashes(
-    layout: RankLayout, stage: StageWork, index: int, traffic: Traffic, view: PlanView
-) -> _Class:
-    plan = view.plan
-    actions = stage_actions(
-        index, layout.num_stages, layout.num_virtual_stages, plan.num_microbatches
-    )
-    lists = [
-        [
-            _collectives(action, stage, traffic, level, plan.levels[level].cp_size)
-            for level in range(len(plan.levels))
-        ]
-        for action in actions
-    ]
-    ending = traffic.step_end(stage)
-    every = [*(part for of_level in lists for part in of_level), ending]
-    kinds = [*sorted({one.kind for part in every for one in part}), "order"]
-    hashes, counts = {}, {}
-    level_of = view.level_of_step()
-    microbatch = np.array([_microbatch(action) for action in actions])
-    chosen = level_of[:, microbatch] if len(actions) else level_of[:, :0]
-    for kind in kinds:
-        table = np.array(
-            [[_list_hash(part, kind) for part in of_level] for of_level in lists], dtype=np.uint64
-        )
-        words = table[np.arange(len(actions)), chosen]
-        hashes[kind] = view.ordered(words, _list_hash(ending, kind))
-        if kind != "order":
-            numbers = np.array(
-                [[sum(one.kind == kind for one in part) for part in of_level] for of_level in lists]
-            )
-            total = int(numbers[np.arange(len(actions)), chosen].sum())
-            total += plan.num_steps * sum(one.kind == kind for one in ending)
-            plain = "cp" if kind.startswith("cp") else kind
-            counts[plain] = counts.get(plain, 0) + total
-    # stages do not send the same, but the same number of times in the same steps
-    hashes["pp"] = text_hash(f"{plan.num_steps} steps of {plan.num_microbatches} micro-batches")
-    return _Class(hashes, counts)
-
-
-def _collectives(
-    action: Action, stage: StageWork, traffic: Traffic, level: int, cp_size: int
-) -> list[Collective]:
-    """What an action issues at a level. CP collectives are told apart by their group's size."""
-    if not isinstance(action, Work):
-        return [Collective("pp", str(one)) for one in action]
-    found = traffic.of_work(stage, action, level, cp_size)
-    return [one._replace(kind=f"cp{cp_size}") if one.kind == "cp" else one for one in found]
-
-
-def _microbatch(action: Action) -> int:
-    return action.microbatch if isinstance(action, Work) else action[0].microbatch
-
-
-def _list_hash(part: list[Collective], kind: str) -> np.uint64:
-    mine = [f"{one.kind} {one.op}" for one in part if kind in ("order", one.kind)]
-    return text_hash(";".join(mine)) if mine else np.uint64(0)
 
 
 def _member_hashes(members: np.ndarray, kind: str) -> np.ndarray:

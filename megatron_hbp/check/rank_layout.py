@@ -25,6 +25,7 @@ class RankLayout:
 
     expert_tp_size: --expert-tensor-parallel-size, which is TP where the flag is left out.
     stages_last: false under --use-tp-pp-dp-mapping, where stages change before ranks do.
+    overlap_transfers: false under --no-overlap-p2p-communication; only virtual stages can.
     groups: of each of GROUP_KINDS lists of global ranks, as the host made them; kinds that are
     left out are worked out by arithmetic.
     """
@@ -37,6 +38,7 @@ class RankLayout:
     expert_tp_size: int = 1
     sequence_parallel: bool = True
     stages_last: bool = True
+    overlap_transfers: bool = True
     groups: Mapping[str, Groups] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -59,6 +61,11 @@ class RankLayout:
         unknown = sorted(set(self.groups) - set(GROUP_KINDS))
         if unknown:
             raise ValueError(f"groups of kind {unknown[0]!r}; there are {', '.join(GROUP_KINDS)}")
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether stages go on while they send and receive."""
+        return self.overlap_transfers and self.num_virtual_stages > 1
 
     @property
     def num_ranks(self) -> int:

@@ -5,10 +5,11 @@ Guarantees (asserted by tests/unit/test_lockstep.py and tests/distributed/test_l
   interleaving and with it, one group of `stages` micro-batches a chunk);
 - `transfer_problems` runs all stages against each other: what is sent is what is received, in the
   same order, and no stage waits for ever; where one does, the sentence names stage and micro-batch.
-Transfers are taken to be unbuffered: a call ends when all it sends and receives has met its other
-half. What ends so, ends with buffers, or with calls that overlap, too.
+Transfers are taken to be unbuffered: a call that does not overlap ends when all it sends and
+receives has met its other half. A forward or backward never begins without what it needs.
 """
 
+from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -35,15 +36,22 @@ Action = Work | tuple[Transfer, ...]
 
 @lru_cache(maxsize=256)
 def stage_actions(
-    stage: int, num_stages: int, num_virtual_stages: int, num_microbatches: int
+    stage: int,
+    num_stages: int,
+    num_virtual_stages: int,
+    num_microbatches: int,
+    overlap: bool = False,
 ) -> tuple[Action, ...]:
-    """Forwards, backwards and transfer calls of a stage in a step, in order."""
+    """Forwards, backwards and transfer calls of a stage in a step, in order.
+
+    overlap: the host's default with virtual stages, --no-overlap-p2p-communication is without.
+    """
     order = stage_order(stage, num_stages, num_virtual_stages, num_microbatches)
     if num_stages == 1:
         return tuple(order)
     if num_virtual_stages == 1:
         return tuple(_plain(stage, num_stages, order))
-    return tuple(_interleaved(stage, num_stages, num_virtual_stages, order))
+    return tuple(_interleaved(stage, (num_stages, num_virtual_stages), order, overlap))
 
 
 def _received(work: Work, num_stages: int, num_virtual_stages: int) -> Transfer | None:
@@ -72,9 +80,16 @@ def _sent(work: Work, num_stages: int, num_virtual_stages: int) -> Transfer | No
     return Transfer(True, (stage - 1) % num_stages, False, chunk, microbatch)
 
 
-def _call(*transfers: Transfer | None) -> list[Action]:
-    found = tuple(transfer for transfer in transfers if transfer is not None)
-    return [found] if found else []
+# Within a call, as P2PCommunicator orders them: (send, forward).
+_BATCHED = ((True, False), (False, True), (True, True), (False, False))
+_EVEN = ((True, True), (False, True), (True, False), (False, False))
+_ODD = ((False, True), (True, True), (False, False), (True, False))
+
+
+def _call(*transfers: Transfer | None, order: tuple = _BATCHED) -> list[Action]:
+    found = [transfer for transfer in transfers if transfer is not None]
+    found.sort(key=lambda transfer: order.index((transfer.send, transfer.forward)))
+    return [tuple(found)] if found else []
 
 
 def _plain(stage: int, num_stages: int, order: list[Work]) -> list[Action]:
@@ -105,13 +120,14 @@ def _plain(stage: int, num_stages: int, order: list[Work]) -> list[Action]:
 
 
 def _interleaved(
-    stage: int, num_stages: int, num_virtual_stages: int, order: list[Work]
+    stage: int, pipeline: tuple[int, int], order: list[Work], overlap: bool
 ) -> list[Action]:
-    """forward_backward_pipelining_with_interleaving, without overlap of transfers.
+    """forward_backward_pipelining_with_interleaving. pipeline: stages and virtual stages.
 
     A stage receives one turn ahead of its need. The leading stage (the first in forwards, the last
     in backwards) receives what the ending stage, stages - 1 turns behind, has just produced.
     """
+    num_stages, num_virtual_stages = pipeline
     forwards = [work for work in order if work.forward]
     backwards = [work for work in order if not work.forward]
     # forwards before the first steady turn, as in get_pp_rank_microbatches
@@ -141,6 +157,12 @@ def _interleaved(
     def sent(work: Work) -> Transfer | None:
         return _sent(work, num_stages, num_virtual_stages)
 
+    def calls(*parts: tuple[Transfer | None, ...]) -> list[Action]:
+        if overlap:
+            return [call for part in parts for call in _call(*part, order=overlapped)]
+        return _call(*(transfer for part in parts for transfer in part))
+
+    overlapped = _ODD if stage % 2 else _EVEN
     first, last = stage == 0, stage == num_stages - 1
     actions: list[Action] = _call(_received(forwards[0], num_stages, num_virtual_stages))
     for turn in range(fill):
@@ -148,12 +170,17 @@ def _interleaved(
         gradient = None
         if turn == fill - 1 and steady:
             gradient = _received(backwards[0], num_stages, num_virtual_stages)
-        actions += [forwards[turn], *_call(sent(forwards[turn]), coming, gradient)]
+        actions.append(forwards[turn])
+        actions += calls((sent(forwards[turn]), coming), (gradient,))
     for turn in range(steady):
         forward, backward = forwards[fill + turn], backwards[turn]
         coming = None if turn == steady - 1 else next_received(forwards, fill + turn, first)
         gradient = next_received(backwards, turn, last)
-        actions += [forward, backward, *_call(sent(forward), sent(backward), coming, gradient)]
+        after_forward, after_backward = (sent(forward), coming), (sent(backward), gradient)
+        if overlap:
+            actions += [forward, *calls(after_forward), backward, *calls(after_backward)]
+        else:
+            actions += [forward, backward, *calls(after_forward, after_backward)]
     if not steady:
         actions += _call(_received(backwards[0], num_stages, num_virtual_stages))
     for turn in range(steady, len(backwards)):
@@ -166,52 +193,102 @@ def transfer_problems(
     num_stages: int,
     num_virtual_stages: int,
     num_microbatches: int,
-    actions_of: Callable[[int, int, int, int], tuple[Action, ...]] = stage_actions,
+    *,
+    overlap: bool = False,
+    actions_of: Callable[..., tuple[Action, ...]] = stage_actions,
 ) -> list[str]:
     """Runs a step of all stages against each other; what goes wrong, in words."""
-    actions = [
-        actions_of(stage, num_stages, num_virtual_stages, num_microbatches)
+    stages = [
+        _Running(
+            stage,
+            actions_of(stage, num_stages, num_virtual_stages, num_microbatches, overlap),
+            (num_stages, num_virtual_stages),
+            overlap,
+        )
         for stage in range(num_stages)
     ]
-    at = [0] * num_stages
-    waiting: list[list[Transfer]] = [[] for _ in range(num_stages)]
-    channels: dict[tuple[int, int, bool], tuple[list[Transfer], list[Transfer]]] = {}
+    channels: dict[tuple[int, int, bool], tuple[deque[Transfer], deque[Transfer]]] = {}
     problems: list[str] = []
 
     def post(stage: int, transfer: Transfer) -> None:
         pair = (stage, transfer.peer) if transfer.send else (transfer.peer, stage)
-        sides = channels.setdefault((*pair, transfer.forward), ([], []))
+        sides = channels.setdefault((*pair, transfer.forward), (deque(), deque()))
         sides[0 if transfer.send else 1].append(transfer)
         if sides[0] and sides[1]:
-            given, taken = sides[0].pop(0), sides[1].pop(0)
+            given, taken = sides[0].popleft(), sides[1].popleft()
             if given[2:] != taken[2:]:
                 problems.append(
                     f"stage {pair[0]} sends {_named(given)} to stage {pair[1]}, which waits for "
                     f"{_named(taken)}"
                 )
-            waiting[pair[0]].remove(given)
-            waiting[pair[1]].remove(taken)
+            stages[pair[0]].met(given)
+            stages[pair[1]].met(taken)
 
     moved = True
     while moved:
         moved = False
-        for stage in range(num_stages):
-            while not waiting[stage] and at[stage] < len(actions[stage]):
-                action = actions[stage][at[stage]]
-                at[stage] += 1
+        for running in stages:
+            while running.ready():
                 moved = True
-                if not isinstance(action, Work):
-                    waiting[stage] += action
-                    for transfer in action:
-                        post(stage, transfer)
-    for stage in range(num_stages):
-        for transfer in waiting[stage]:
-            verb = "sends" if transfer.send else "waits for"
-            problems.append(
-                f"stage {stage} {verb} {_named(transfer)} for ever: stage {transfer.peer} never "
-                f"{'takes' if transfer.send else 'sends'} it"
-            )
+                for transfer in running.step():
+                    post(running.stage, transfer)
+    for running in stages:
+        problems += running.what_is_left()
     return problems
+
+
+class _Running:
+    """A stage on its way through a step: transfers that have not met their other half."""
+
+    def __init__(
+        self, stage: int, actions: tuple[Action, ...], pipeline: tuple[int, int], overlap: bool
+    ) -> None:
+        self.stage = stage
+        self._left = deque(actions)
+        self._pipeline = pipeline
+        self._overlap = overlap
+        self._pending: list[Transfer] = []
+        self._received: set[Transfer] = set()
+
+    def met(self, transfer: Transfer) -> None:
+        self._pending.remove(transfer)
+        if not transfer.send:
+            self._received.add(transfer)
+
+    def ready(self) -> bool:
+        """A forward or backward needs its input, a call that does not overlap all earlier ones."""
+        if not self._left or (self._pending and not self._overlap):
+            return False
+        action = self._left[0]
+        if not isinstance(action, Work):
+            return True
+        needed = _received(action, *self._pipeline)
+        return needed is None or needed in self._received
+
+    def step(self) -> tuple[Transfer, ...]:
+        """Does the next action; the transfers that it begins."""
+        action = self._left.popleft()
+        if isinstance(action, Work):
+            return ()
+        self._pending += action
+        return action
+
+    def what_is_left(self) -> list[str]:
+        found = []
+        for transfer in self._pending:
+            verb, other = ("sends", "takes") if transfer.send else ("waits for", "sends")
+            found.append(
+                f"stage {self.stage} {verb} {_named(transfer)} for ever: stage {transfer.peer} "
+                f"never {other} it"
+            )
+        if self._left and not found:
+            work = next(action for action in self._left if isinstance(action, Work))
+            found.append(
+                f"stage {self.stage} never gets the input of the "
+                f"{'forward' if work.forward else 'backward'} of chunk {work.chunk} for "
+                f"micro-batch {work.microbatch}"
+            )
+        return found
 
 
 def _named(transfer: Transfer) -> str:

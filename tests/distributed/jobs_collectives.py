@@ -66,6 +66,8 @@ class CollectiveRecorder:
 
         def recorded(group: Any, *args: Any, **kwargs: Any) -> Any:
             members = tuple(dist.get_process_group_ranks(group))
+            if len(members) == 1:  # nobody to agree with
+                return original(group, *args, **kwargs)
             peer = members[args[1]] if kind in ("send", "recv") else -1
             self.events.append((self._work, members, kind, peer))
             return original(group, *args, **kwargs)
