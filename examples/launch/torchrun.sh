@@ -53,7 +53,7 @@ fi
 # go on from the last checkpoint in --load with the step of the plan that comes after it: no sample
 # is trained twice for the weights, none is left out.
 exec torchrun \
-    --nnodes "$NODES" --nproc-per-node "$GPUS_PER_NODE" --node-rank "$NODE_RANK" \
+    --nnodes "$NODES" --nproc-per-node "$GPUS_PER_NODE" \
     --rdzv-backend c10d --rdzv-endpoint "$HEAD:$PORT" \
     --rdzv-id "${RUN_ID:-hbp}" --max-restarts "$MAX_RESTARTS" \
     -m megatron_hbp.host.pretrain_gpt "${FLAGS[@]}"
