@@ -80,7 +80,7 @@ def _check_routing(args: Any) -> None:
     require(
         topk > 1 or args.moe_router_score_function != "softmax" or args.moe_router_pre_softmax,
         "--moe-router-topk 1 needs --moe-router-pre-softmax: a softmax over one expert has no "
-        "gradient",
+        "gradient; add it, or use 2 or more",
     )
     chosen = args.moe_router_group_topk
     if not chosen:
