@@ -3,7 +3,7 @@
 Each global rank's view is worked out from what that rank alone knows: the plan that it holds and
 its own place. Its sequence is hashed, and so is the part of it that each of its groups sees.
 
-Guarantees (asserted by tests/unit/test_lockstep.py):
+Guarantees (asserted by tests/unit/test_lockstep.py and test_lockstep_plans.py):
 - no problem means: in every TP, CP, EP, DP and expert group all members issue the same collectives
   in the same order, on the same pack where they share one; all ranks of a stage interleave them
   alike; what a stage sends, the next one receives, in the same order, and a step ends;

@@ -102,7 +102,7 @@ def _cost_and_way_out(groups: GroupNodes, layout: RankLayout, gpus_per_node: int
     way = f"use CP {fitting} with a longer --seq-length"
     if tp_size > 1:
         way += f", or --tensor-model-parallel-size {max(1, gpus_per_node // groups.size)}"
-    return f"their all-to-alls, two a layer, cross the network{stride}; {way}"
+    return f"their all-to-alls, two a layer and direction, cross the network{stride}; {way}"
 
 
 def _largest(gpus_per_node: int, size: int, stride: int) -> int:

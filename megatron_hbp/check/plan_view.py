@@ -1,6 +1,6 @@
 """A plan as the ranks see it: which pack and level each place trains in each micro-batch, hashed.
 
-Guarantees (asserted by tests/unit/test_lockstep.py):
+Guarantees (asserted by tests/unit/test_lockstep.py and test_lockstep_plans.py):
 - equal hashes mean equal packs (their sequences and lengths) at equal levels in the same order;
 - a plan that would make ranks disagree is described in sentences, with step and micro-batch.
 """
@@ -90,13 +90,29 @@ def _pack_problems(plan: Plan) -> list[str]:
         found.append(
             f"{len(wrong) - _MOST_SENTENCES} more micro-batches have too few or too many packs"
         )
-    ends = plan.microbatch_offsets[-1:].tolist() + plan.pack_offsets[-1:].tolist()
-    if not found and ends != [plan.num_packs, len(plan.sequence_ids)]:
-        found.append(
-            f"the plan's {plan.num_packs} packs with {len(plan.sequence_ids)} sequences are not "
-            f"those that its micro-batches name ({ends[0]} and {ends[1]}); plan again"
-        )
-    return found
+    return found or _array_problems(plan)
+
+
+def _array_problems(plan: Plan) -> list[str]:
+    """Packs that are not those of the micro-batches, or not runs of sequences."""
+    packs, ids = int(plan.microbatch_offsets[-1]), int(plan.pack_offsets[-1])
+    if (packs, ids) != (plan.num_packs, len(plan.sequence_ids)):
+        return [
+            f"the plan's micro-batches name {packs} packs with {ids} sequences, it holds "
+            f"{plan.num_packs} with {len(plan.sequence_ids)}; plan again"
+        ]
+    for start in range(0, plan.num_packs, _PACKS_AT_ONCE):
+        falls = np.flatnonzero(np.diff(plan.pack_offsets[start : start + _PACKS_AT_ONCE + 1]) < 0)
+        if len(falls):
+            return [f"pack {start + falls[0]} ends before it starts; plan again"]
+    for start in range(0, len(plan.sequence_ids), _PACKS_AT_ONCE):
+        part = plan.sequence_ids[start : start + _PACKS_AT_ONCE]
+        if part.min() < 0 or part.max() >= len(plan.seq_lens):
+            return [
+                f"the plan names sequence {part.min() if part.min() < 0 else part.max()} of "
+                f"{len(plan.seq_lens)}; plan again"
+            ]
+    return []
 
 
 class PlanView:

@@ -1,6 +1,6 @@
 """Who is where: the process groups of a run as lists of global ranks.
 
-Guarantees (asserted by tests/unit/test_lockstep.py and tests/host/test_rank_layout.py):
+Guarantees (asserted by tests/unit/test_rank_layout.py and tests/host/test_rank_groups.py):
 - the groups worked out here are those of the host's RankGenerator, members in the same order;
 - groups that leave out a rank, hold one twice or do not fit together are named, never used.
 Megatron numbers GPUs so that tensor parallelism (TP) changes fastest, then the place in the
@@ -57,6 +57,11 @@ class RankLayout:
                 f"--expert-model-parallel-size {self.ep_size} x --expert-tensor-parallel-size "
                 f"{self.expert_tp_size} does not divide the {self.world_size // self.num_stages} "
                 "GPUs of a pipeline stage; use sizes that do"
+            )
+        if not self.stages_last and self.num_stages > 1 and experts != self.tp_size:
+            raise ValueError(
+                f"--use-tp-pp-dp-mapping with experts over {experts} GPUs (EP x expert TP) and TP "
+                f"{self.tp_size}: the two must be equal; leave the flag out"
             )
         unknown = sorted(set(self.groups) - set(GROUP_KINDS))
         if unknown:

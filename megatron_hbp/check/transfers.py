@@ -1,6 +1,6 @@
 """What pipeline stages send each other in a step, in Megatron's order, and the proof that it ends.
 
-Guarantees (asserted by tests/unit/test_lockstep.py and tests/distributed/test_lockstep.py):
+Guarantees (asserted by tests/unit/test_transfers.py and tests/distributed/test_lockstep.py):
 - the calls of a stage are those of the host's two schedules (megatron-core 0.19, without
   interleaving and with it, one group of `stages` micro-batches a chunk);
 - `transfer_problems` runs all stages against each other: what is sent is what is received, in the
