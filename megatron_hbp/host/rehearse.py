@@ -8,19 +8,23 @@ checkpoint is there, all ranks get SIGKILL. Answer: {"failed": ranks, "killed": 
 bool}.
 
 Guarantees (asserted by tests/host/test_rehearse.py):
-- a rank ends with the process that forked it, and that one with whoever started it;
+- when whoever started it ends, or it gets SIGTERM, it ends its ranks and what they started (the
+  host's checkpoints have a helper process on each rank), and itself;
 - nothing of one run is left for the next: each rank is a process of its own.
 """
 
 import argparse
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -29,13 +33,31 @@ from typing import Any
 _POLL_SECONDS = 0.005
 _GRACE_SECONDS = 3.0  # for others to say why, once a rank has failed
 _PR_SET_PDEATHSIG = 1
+_LONGEST_FOLDER = 40  # characters
+
+_children: dict[int, int] = {}  # pid and rank of those that run, for the handler of SIGTERM
 
 
-def _end_with_parent(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _end_with_parent(parent: int, by: signal.Signals) -> None:
+    """Has the kernel send this process a signal when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _end(signal_number: int, frame: Any) -> None:
+    """The handler of SIGTERM."""
+    _end_all(_children)
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+    os._exit(1)
+
+
+def _use_own_temporary_folder() -> None:
+    """What is imported makes folders for temporary files, and ranks are killed: one is removed."""
+    usual = tempfile.gettempdir()
+    # the host's processes make sockets there, whose names have 107 bytes at most
+    short = usual if len(usual) <= _LONGEST_FOLDER else "/tmp"
+    tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="hbp-rehearse-", dir=short)
 
 
 def _load() -> None:
@@ -55,6 +77,8 @@ def _load() -> None:
 
     # the host reads its sources for help texts: parsed once here, every rank finds them
     megatron.training.arguments.add_megatron_arguments(argparse.ArgumentParser())
+    gc.collect()
+    gc.freeze()  # what is loaded stays out of the collections of ranks, which would copy its pages
 
 
 def _free_port() -> int:
@@ -73,8 +97,9 @@ def _rank(rank: int, request: dict[str, Any], port: int, parent: int) -> None:
     """A rank's whole life; never returns."""
     code = 1
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, 0)  # so that processes which the host starts end with this rank
-        _end_with_parent(parent)
+        _end_with_parent(parent, signal.SIGKILL)
         log = os.open(
             Path(request["logs"]) / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         )
@@ -91,8 +116,13 @@ def _rank(rank: int, request: dict[str, Any], port: int, parent: int) -> None:
             "MASTER_PORT": str(port),
         }
         random.seed(rank)
+        from megatron.core.dist_checkpointing.strategies import filesystem_async
+
         from megatron_hbp.host import pretrain_gpt
 
+        # the helper process of checkpoints: forked it has loaded what the host's own choice, a
+        # spawned one, would load again for each rank
+        filesystem_async.get_write_results_queue("fork")
         sys.argv = ["pretrain_gpt", *request["argv"]]
         pretrain_gpt.main()
         code = 0
@@ -110,7 +140,7 @@ def _rank(rank: int, request: dict[str, Any], port: int, parent: int) -> None:
 
 def _run(request: dict[str, Any]) -> dict[str, Any]:
     port, parent = _free_port(), os.getpid()
-    children: dict[int, int] = {}
+    children = _children
     for rank in range(request["world_size"]):
         pid = os.fork()
         if pid == 0:
@@ -151,7 +181,8 @@ def _is_time(kill: dict[str, Any] | None) -> bool:
 def _end_all(children: dict[int, int]) -> None:
     for pid in children:
         _end_group(pid)
-        os.kill(pid, signal.SIGKILL)  # where it has no group of its own yet; not reaped, so its own
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)  # where it has no group of its own yet
 
 
 def _end_group(pid: int) -> None:
@@ -161,13 +192,16 @@ def _end_group(pid: int) -> None:
 
 def main() -> None:
     """Answers requests until standard input ends."""
-    _end_with_parent(os.getppid())
+    _use_own_temporary_folder()
+    signal.signal(signal.SIGTERM, _end)
+    _end_with_parent(os.getppid(), signal.SIGTERM)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the host prints while it loads is no answer
     _load()
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         print(json.dumps(_run(json.loads(line))), file=answers, flush=True)
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
 
 
 if __name__ == "__main__":

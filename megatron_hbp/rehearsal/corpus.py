@@ -21,6 +21,9 @@ from megatron_hbp.rehearsal.scale_model import VOCAB
 _FULL = 0.97  # of the slots of a run; the rest is what packing loses
 _TRAINED_SHARE = 0.6
 _SHORTEST = 2  # tokens: one to train
+# Short sequences are shrunk less than long ones: a pack of S tokens would hold as many as one of
+# the real S otherwise, of two or three tokens each.
+_EXPONENT = 0.5
 
 
 def scaled_lengths(
@@ -35,7 +38,7 @@ def scaled_lengths(
     scaled = np.zeros(len(seq_lens), dtype=np.int64)
     for (low, high), (new_low, new_high) in zip(pairwise(old), pairwise(new), strict=True):
         here = (seq_lens > low) & (seq_lens <= high)
-        share = (seq_lens[here] - low) / (high - low)
+        share = ((seq_lens[here] - low) / (high - low)) ** _EXPONENT
         inside = new_low + np.ceil(share * (new_high - new_low)).astype(np.int64)
         scaled[here] = np.clip(inside, max(new_low + 1, _SHORTEST), new_high)
     beyond = seq_lens > old[-1]

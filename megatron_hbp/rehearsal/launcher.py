@@ -23,6 +23,9 @@ _ENVIRONMENT = {
 }
 
 
+_PATIENCE_SECONDS = 20.0
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a run ended. failed: ranks that ended with an error, none of a run that was killed."""
@@ -114,8 +117,12 @@ def launcher(log: Path) -> Iterator[Launcher]:
     try:
         yield Launcher(process.stdin, process.stdout, log)
     finally:
-        process.kill()  # its ranks end with it
-        process.wait()
+        process.terminate()  # ends its ranks, and what they started
+        try:
+            process.wait(timeout=_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         process.stdout.close()
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()

@@ -123,8 +123,8 @@ def _chunks_of_layout(text: str) -> int:
 def fewer_places(own: Places, most: int | None) -> Places:
     """The smallest layout with everything that `own` has above 1, on at most `most` processes.
 
-    Two CP groups of the largest size lie beside each other where there is room. Raises ValueError
-    when not even the levels fit.
+    Two CP groups of one size lie beside each other where there is room. Raises ValueError when not
+    even the levels fit.
     """
     limit = MOST_PROCESSES if most is None else most
     first = 1 if own.cp_sizes[0] == 1 else 2
@@ -144,7 +144,8 @@ def fewer_places(own: Places, most: int | None) -> Places:
         ranks = least
         if ranks * tp_size % ep:
             ranks *= ep
-        if own.num_ranks > own.cp_sizes[-1] and 2 * ranks * tp_size * num_stages <= limit:
+        beside = own.num_ranks > own.cp_sizes[-1] and ranks <= 2
+        if beside and 2 * ranks * tp_size * num_stages <= limit:
             ranks *= 2
         if ranks * tp_size * num_stages <= limit:
             break
@@ -235,21 +236,20 @@ def _scale_virtual(scaling: Scaling, own: Places, few: Places) -> None:
 
 
 def _uneven(scaling: Scaling, own: Places, virtual: int, layers: int) -> int:
-    """Layers of two stages of which one, or both, were given by their own flag."""
+    """Layers of two stages of which one keeps the flag that makes it differ from the other.
+
+    With both flags the host has no layers left for the stages between, of which two have none, and
+    under virtual stages divides by their number.
+    """
     first, last = "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"
     given = {flag: scaling.number(flag) for flag in (first, last) if flag in scaling}
     others = own.num_stages - len(given)
-    each = (layers - sum(given.values())) / others if others else None
+    each = (layers - sum(given.values())) / others if others else float(given[last])
+    kept = first if first in given and (last not in given or given[first] != each) else last
     if len(given) == 2:
-        front, back = given[first], given[last]
-        both = "two stages are left, the first and the last"
-        small = {first: 2 if front > back else 1, last: 2 if back > front else 1}
-        for flag, count in small.items():
-            scaling.set(flag, count * virtual, both)
-        return sum(small.values()) * virtual
-    ((flag, count),) = given.items()
-    mine, rest = (2, 1) if each is not None and count > each else (1, 2)
-    scaling.set(flag, mine * virtual, "uneven as the recipe's, on two stages")
+        scaling.take_away(last if kept == first else first, "of two stages, the other one is left")
+    mine, rest = (2, 1) if given[kept] > each else (1, 2)
+    scaling.set(kept, mine * virtual, "uneven as the recipe's, on two stages")
     return (mine + rest) * virtual
 
 
