@@ -185,7 +185,7 @@ def _interleaved(
         actions += _call(_received(backwards[0], num_stages, num_virtual_stages))
     for turn in range(steady, len(backwards)):
         gradient = None if turn == len(backwards) - 1 else next_received(backwards, turn, last)
-        actions += [backwards[turn], *_call(sent(backwards[turn]), gradient)]
+        actions += [backwards[turn], *calls((sent(backwards[turn]), gradient))]
     return actions
 
 

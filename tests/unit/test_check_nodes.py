@@ -70,6 +70,11 @@ def test_tp_and_expert_groups_across_nodes():
     assert re.match(r"4 of 4 groups of expert TP x EP of size 16 .*-parallel-size 2$", warnings[-1])
 
 
+def number(pattern, text):
+    (found,) = re.findall(pattern, text)
+    return int(found)
+
+
 def crossing(layout, gpus_per_node, kind, cp_size=1):
     found = group_nodes(layout, gpus_per_node, [cp_size])
     return sum(groups.crossing for groups in found if groups.kind == kind)
@@ -89,16 +94,16 @@ def test_a_way_out_leads_out(layout, gpus_per_node):
     size = 8 if layout.num_ranks % 8 == 0 else layout.num_ranks
     for warning in node_warnings(layout, gpus_per_node, [size]):
         if " CP groups " in warning:
-            smaller = int(re.search(r"use CP (\d+)", warning)[1])
+            smaller = number(r"use CP (\d+)", warning)
             assert not crossing(layout, gpus_per_node, f"CP {smaller}", smaller)
         elif " TP groups " in warning:
-            tp_size = int(re.search(r"--tensor-model-parallel-size (\d+)", warning)[1])
+            tp_size = number(r"--tensor-model-parallel-size (\d+)", warning)
             better = dataclasses.replace(layout, tp_size=tp_size)
             assert not any(
                 g.crossing for g in group_nodes(better, gpus_per_node, [1]) if g.kind == "tp"
             )
         else:
-            ep_size = int(re.search(r"--expert-model-parallel-size (\d+)", warning)[1])
+            ep_size = number(r"--expert-model-parallel-size (\d+)", warning)
             better = dataclasses.replace(layout, ep_size=ep_size)
             assert not any(
                 g.crossing for g in group_nodes(better, gpus_per_node, [1]) if g.kind == "ep"
