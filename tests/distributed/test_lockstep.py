@@ -1,5 +1,6 @@
 """What the lockstep proof says a rank issues is what it issues: real runs, every rank, in order."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ MOE = replace(MLA, shared_experts=True, aux_loss=True)
 MLA_MOE = [*flags.MLA, *flags.moe("aux_loss")]
 
 
-def left_out(words: list[str], *names: str) -> list[str]:
+def left_out(words: Sequence[str], *names: str) -> list[str]:
     """Flags without some that have one value."""
     gone = {place + i for place, word in enumerate(words) if word in names for i in (0, 1)}
     return [word for place, word in enumerate(words) if place not in gone]
@@ -34,7 +35,7 @@ class Case:
     levels: tuple[str, ...]
     cp_sizes: tuple[int, ...]
     model: ModelTraffic
-    flags: list[str]
+    flags: Sequence[str]
     num_layers: int = 4
     dense_layers: int = 1
     virtual: int = 1
