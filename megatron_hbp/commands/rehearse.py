@@ -63,8 +63,8 @@ def run(namespace: argparse.Namespace) -> int:
     say = (lambda text: None) if namespace.json else (lambda text: print(text, flush=True))
     keep = namespace.output is not None
     try:
-        _describe(recipe, scaled, say)
         write_data(recipe, scaled, folder)
+        _describe(recipe, scaled, say)
         (folder / "flags.txt").write_text("\n".join(scaled.command_line(folder)) + "\n")
         rehearsal = None
         try:
@@ -77,7 +77,7 @@ def run(namespace: argparse.Namespace) -> int:
         if namespace.json:
             print(json.dumps(_document(recipe, scaled, kept, rehearsal, problems), indent=2))
         else:
-            print(_text(rehearsal, problems, kept))
+            print(_text(scaled, rehearsal, problems, kept))
         return 1 if problems else 0
     finally:
         if not keep:
@@ -109,7 +109,9 @@ def _describe(recipe: Recipe, scaled: Scaled, say: Any) -> None:
         say(f"  {change}")
 
 
-def _text(rehearsal: Rehearsal | None, problems: list[str], folder: Path | None) -> str:
+def _text(
+    scaled: Scaled, rehearsal: Rehearsal | None, problems: list[str], folder: Path | None
+) -> str:
     lines = []
     if rehearsal is not None:
         verdict = rehearsal.verdict
@@ -118,6 +120,7 @@ def _text(rehearsal: Rehearsal | None, problems: list[str], folder: Path | None)
         lines += [
             f"steps trained: {verdict.steps} of {verdict.planned_steps}, {verdict.sequences} "
             "sequences",
+            f"{'started from weights; ' if scaled.starts_from_weights else ''}"
             f"resumed at step {verdict.resumed_at}; trained twice: steps {repeated}",
             f"micro-batches by CP size: {counts}",
             "loss: " + " ".join(f"{loss:.4f}" for loss in verdict.losses),
@@ -154,6 +157,7 @@ def _document(
             "ep": places.ep_size,
             "microbatches": places.num_microbatches,
         },
+        "starts_from_weights": scaled.starts_from_weights,
         "levels": [str(level) for level in scaled.levels],
         "changes": [
             {"flag": f"--{c.flag}", "from": c.before, "to": c.after, "reason": c.reason}

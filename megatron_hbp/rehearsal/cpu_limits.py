@@ -58,7 +58,6 @@ _TAKEN_AWAY = {
     "ddp-pad-buckets-for-high-nccl-busbw": _NCCL,
     "ddp-reduce-scatter-with-fp32-accumulation": "gloo sums in the tensors' own type",
     "tokenizer-model": _FILES,
-    "pretrained-checkpoint": "the scaled model has weights of its own: it starts from random ones",
     "ckpt-step": _FILES,
     "data-cache-path": _FILES,
     "save-retain-interval": _FILES,

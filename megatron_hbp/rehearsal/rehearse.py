@@ -17,7 +17,7 @@ from megatron_hbp.recipe import Recipe
 from megatron_hbp.rehearsal.corpus import made_up_lengths, scaled_lengths, write_corpora
 from megatron_hbp.rehearsal.launcher import Ended, Kill, launcher
 from megatron_hbp.rehearsal.lengths import read_lengths
-from megatron_hbp.rehearsal.scale import Scaled, corpus_folders
+from megatron_hbp.rehearsal.scale import WEIGHTS_STEPS, Scaled, corpus_folders
 from megatron_hbp.rehearsal.scaling import Scaling
 from megatron_hbp.rehearsal.verdict import Verdict, judge
 
@@ -32,7 +32,7 @@ class RehearsalError(Exception):
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """seconds: of both runs and what they needed, wall time."""
+    """seconds: of all runs and what they needed, wall time."""
 
     verdict: Verdict
     seconds: float
@@ -88,6 +88,10 @@ def rehearse(scaled: Scaled, folder: Path, say: Callable[[str], None]) -> Rehear
     with launcher(folder / "launcher.log") as host:
         say("loading megatron")
         host.wait_until_loaded()
+        if scaled.starts_from_weights:
+            say(f"run 0: {world} processes make weights for --pretrained-checkpoint")
+            words, logs = scaled.weights_command_line(folder), folder / "run-0"
+            _check_ended(host.run(words, world, logs, timeout_seconds=_RUN_SECONDS), logs)
         say(
             f"run 1: {world} processes; saves after step {scaled.save_interval}, killed after "
             f"step {at}"
@@ -108,7 +112,9 @@ def rehearse(scaled: Scaled, folder: Path, say: Callable[[str], None]) -> Rehear
         say("run 2: the same command again, to the end")
         second = host.run(argv, world, folder / "run-2", timeout_seconds=_RUN_SECONDS)
         _check_ended(second, folder / "run-2")
-    return Rehearsal(judge(step_log, _trained_plan(folder)), time.monotonic() - started)
+    weights_log = folder / WEIGHTS_STEPS if scaled.starts_from_weights else None
+    verdict = judge(step_log, _trained_plan(folder), weights_log)
+    return Rehearsal(verdict, time.monotonic() - started)
 
 
 def _check_ended(ended: Ended, logs: Path) -> None:

@@ -23,6 +23,7 @@ from megatron_hbp.rehearsal.scale_model import num_dense_layers, scale_model
 from megatron_hbp.rehearsal.scaling import Change, Scaling, given_flags
 
 FEWEST_STEPS = 6
+WEIGHTS_STEPS = "steps-of-weights"  # the step log of the run that makes weights
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,27 @@ class Scaled:
     epochs: int
     save_interval: int
 
+    @property
+    def starts_from_weights(self) -> bool:
+        return "pretrained-checkpoint" in self.flags
+
     def command_line(self, folder: Path) -> list[str]:
         """Words for the host's parser; everything that the run reads and writes is in `folder`."""
+        return flag_words(self._in(folder))
+
+    def weights_command_line(self, folder: Path) -> list[str]:
+        """Of a run that makes the weights which the others start from, in a step at rate 0."""
+        flags = self._in(folder)
+        weights = flags["pretrained-checkpoint"]
+        away = ("pretrained-checkpoint", "load", "tensorboard-dir", "decoupled-lr")
+        flags = {name: value for name, value in flags.items() if name not in away} | _WEIGHTS_ONLY
+        if "moe-router-enable-expert-bias" in flags:
+            flags["moe-router-bias-update-rate"] = 0.0
+        flags |= {"save": weights, "hbp-step-log": str(folder / WEIGHTS_STEPS)}
+        return flag_words(flags)
+
+    def _in(self, folder: Path) -> dict[str, Value]:
+        """The flags with the folders of a rehearsal in `folder`."""
         flags = dict(self.flags)
         for flag in ("hbp-corpus", "hbp-valid-corpus"):
             count = len(Scaling(self.flags).texts(flag))
@@ -49,16 +69,29 @@ class Scaled:
         for flag, name in _FOLDERS.items():
             if flag in flags:
                 flags[flag] = str(folder / name)
-        return flag_words(flags)
+        return flags
 
+
+# A run of one step that leaves weights behind which no other run would start from by itself.
+_WEIGHTS_ONLY: dict[str, Value] = {
+    "seed": 4321,
+    "lr": 0.0,
+    "min-lr": 0.0,
+    "exit-interval": 1,
+    "save-interval": 1,
+    "no-save-optim": True,
+    "no-save-rng": True,
+}
 
 _FOLDERS = {
     "hbp-plan-cache": "plans",
     "hbp-step-log": "steps",
     "save": "checkpoints",
     "load": "checkpoints",
+    "pretrained-checkpoint": "weights",
     "tensorboard-dir": "tensorboard",
 }
+_IF_GIVEN = ("pretrained-checkpoint", "tensorboard-dir")  # the others are always given
 
 
 def corpus_folders(folder: Path, flag: str, count: int) -> list[Path]:
@@ -132,6 +165,6 @@ def _scale_schedule(scaling: Scaling, num_steps: int) -> int:
     scaling.set("save-interval", num_steps // 2, "saved, killed after it, and resumed")
     own_folder = "a folder of the rehearsal"
     for flag, name in _FOLDERS.items():
-        if flag in scaling or flag != "tensorboard-dir":
+        if flag in scaling or flag not in _IF_GIVEN:
             scaling.set(flag, name, own_folder)
     return epochs

@@ -3,7 +3,8 @@
 Guarantees (asserted by tests/unit/test_rehearsal_verdict.py):
 - it passes only when every step of the plan was trained with exactly the plan's sequences, across
   one restart that went on from a checkpoint; when every step that was trained twice has the same
-  losses, bit for bit; when every loss is finite; and when every level was trained;
+  losses, bit for bit; when every loss is finite; when every level was trained; and, where it starts
+  from given weights, when its first losses are those that these weights have;
 - each thing that is wrong is a problem in words that names the step and the file.
 """
 
@@ -42,8 +43,11 @@ class Verdict:
         return not self.problems
 
 
-def judge(step_log: Path, plan: Plan) -> Verdict:
-    """The verdict on the log of two runs over a plan. Raises ValueError when there is no log."""
+def judge(step_log: Path, plan: Plan, weights_log: Path | None = None) -> Verdict:
+    """The verdict on the log of two runs over a plan. Raises ValueError when there is no log.
+
+    weights_log: of the run that made the weights which the first of them starts from.
+    """
     trained = trained_steps(step_log, plan)
     problems = list(trained.problems)
     files = sorted(step_log.glob("rank-*.jsonl"))
@@ -67,6 +71,8 @@ def judge(step_log: Path, plan: Plan) -> Verdict:
         problems += _not_finite(name, some)
     if starts and starts[0] > 0 and not repeated:
         problems.append("no step was trained by both runs, so their losses cannot be compared")
+    if weights_log is not None:
+        problems += _other_weights(weights_log, runs)
     last = [_last(some) for some in runs.values()]
     counts = Counter(
         int(microbatch["level"].split(":")[1])
@@ -113,6 +119,25 @@ def _different(name: str, first: dict, second: dict, steps: list[int]) -> list[s
             problems.append(
                 f"{name}: step {step} has losses {losses[0]} before the kill and {losses[1]} after "
                 "it; they must be equal bit for bit"
+            )
+    return problems[:_SHOWN]
+
+
+def _other_weights(weights_log: Path, runs: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """The first step has the same losses with weights that were loaded as where they were made."""
+    problems = []
+    for name, some in runs.items():
+        file = weights_log / name
+        made = _runs(file) if file.exists() else []
+        losses = [
+            [m["loss_sum"] for m in found[0]["steps"].get(0, [])] if found else []
+            for found in (made, some)
+        ]
+        if losses[0] != losses[1] or not losses[0]:
+            problems.append(
+                f"{name}: step 0 has losses {losses[1]} in run 1, {losses[0]} with the weights of "
+                "--pretrained-checkpoint: they were not loaded; is --load a folder with a "
+                "checkpoint already?"
             )
     return problems[:_SHOWN]
 

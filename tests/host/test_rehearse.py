@@ -81,6 +81,7 @@ def test_bundled_recipe(name, tmp_path, capsys):
     trained = trained_steps(output / "steps", plan)
     assert trained.problems == []
     assert (trained.steps, trained.restarts) == (plan.num_steps, 1)
+    assert result["starts_from_weights"] is True
     assert result["resumed_at"] == 4
     assert result["repeated_steps"] == [4, 5]
     cp_sizes = {int(text.split(":")[1]) for text in result["levels"]}
@@ -134,7 +135,9 @@ def test_a_recipe_whose_lengths_are_beyond_its_levels(small, tmp_path, capsys):
     (tmp_path / "lengths.csv").write_text("length,count\n100,50\n3000,2\n")
     small.write_text(SMALL + '[data]\nlengths = "lengths.csv"\n')
     assert cli.main(["rehearse", str(small)]) == 2
-    assert "2 sequences of" in (error := capsys.readouterr().err)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "2 sequences of" in (error := captured.err)
     assert "longer than the longest level 2048:2:full; add a longer --hbp-level" in error
 
 

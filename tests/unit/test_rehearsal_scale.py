@@ -314,3 +314,18 @@ def test_everything_that_is_written_is_in_the_folder(recipe, tmp_path):
     flags = {*map(flag_name, folders - {"plan"}), "--save", "--load", "--tensorboard-dir"}
     for flag in flags:
         assert words[words.index(flag) + 1].startswith(str(tmp_path)), flag
+
+
+def test_weights_are_made_apart_from_the_run_that_starts_from_them(recipe, tmp_path):
+    assert not scale(recipe()).starts_from_weights
+    scaled = scale(recipe('pretrained-checkpoint = "w"\nload = "c"\nlr = 1e-5\nseed = 7'))
+    assert scaled.starts_from_weights
+    words, weights = scaled.command_line(tmp_path), scaled.weights_command_line(tmp_path)
+    place = words[words.index("--pretrained-checkpoint") + 1]
+    assert weights[weights.index("--save") + 1] == place == str(tmp_path / "weights")
+    assert words[words.index("--save") + 1] == words[words.index("--load") + 1] != place
+    assert not {"--load", "--pretrained-checkpoint"} & set(weights)
+    for flag in ("--hbp-step-log", "--seed", "--lr"):
+        assert words[words.index(flag) + 1] != weights[weights.index(flag) + 1]
+    for flag in ("--hbp-plan-cache", "--hbp-corpus", "--hbp-level", "--num-layers"):
+        assert words[words.index(flag) + 1] == weights[weights.index(flag) + 1]

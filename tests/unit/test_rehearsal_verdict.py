@@ -49,11 +49,15 @@ def _step(plan, step: int, rank: int) -> dict:
     return {"plan": plan.hash()[:12], "step": step, "rank": rank, "microbatches": microbatches}
 
 
-def judged(folder, plan, files):
+def write(folder, files):
     folder.mkdir()
     for rank, lines in enumerate(files):
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / f"rank-{rank:05d}.jsonl").write_text(text)
+
+
+def judged(folder, plan, files):
+    write(folder, files)
     return judge(folder, plan)
 
 
@@ -152,3 +156,17 @@ def test_a_line_cut_off_by_the_kill_is_passed_over(plan, tmp_path):
         text[KILLED + 1 : KILLED + 1] = [text[KILLED][:40]]
         (folder / f"rank-{rank:05d}.jsonl").write_text("\n".join(text) + "\n")
     assert judge(folder, plan) == verdict
+
+
+def test_weights_that_were_not_loaded(plan, tmp_path):
+    files = log_of(plan)
+    write(tmp_path / "log", files)
+    write(tmp_path / "weights", [lines[:2] for lines in files])
+    assert judge(tmp_path / "log", plan, tmp_path / "weights").passed
+    write(tmp_path / "nothing", [])
+    _change(files[1], 0, 0, loss_sum=4.0)
+    write(tmp_path / "others", [lines[:2] for lines in files])
+    for folder, name in (("others", "rank-00001"), ("nothing", "rank-00000")):
+        problems = judge(tmp_path / "log", plan, tmp_path / folder).problems
+        assert problems[0].startswith(f"{name}.jsonl: step 0 has losses")
+        assert "--pretrained-checkpoint: they were not loaded" in problems[0]
