@@ -4,15 +4,15 @@ The layers are those of the run with the host's local implementation in place of
 Engine's, which needs a GPU's libraries to be imported: the same parameters under other names.
 Fusions, which change no parameter, are off.
 
-Guarantees (asserted by tests/host/test_preflight.py): counts are those of the real model's named
-parameters; a copy (tensor-parallel, or a tied embedding on the last stage) is counted once.
+Guarantees (asserted by tests/host/test_preflight.py and tests/distributed/
+test_preflight_counts.py): counts are those of the real model's named parameters; a copy
+(tensor-parallel, or a tied embedding on the last stage) is counted once.
 """
 
 import dataclasses
 import functools
 from typing import Any
 
-import torch
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import (
@@ -41,49 +41,78 @@ _OFF = (
 def build_stage(args: Any, model_config: Any, cp_sizes: tuple[int, ...]) -> StageFacts:
     """The stage of the rank that this process is in fake_cluster.as_rank()."""
     config = dataclasses.replace(model_config)
-    transformer = config.transformer = _local(model_config.transformer)
+    config.transformer = _local(model_config.transformer)
     config.transformer_layer_spec = functools.partial(hbp_layer_spec, cp_sizes=cp_sizes)
-    builder = config.get_builder_cls()(config)
-    groups = ProcessGroupCollection.use_mpu_process_groups()
-    virtual = args.virtual_pipeline_model_parallel_size
-    get_cuda_rng_tracker().reset()
-    model_parallel_cuda_manual_seed(args.seed)
-    first = parallel_state.is_pipeline_first_stage(ignore_virtual=True)
-    last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
-    chunks = []
-    for index in range(virtual or 1):
-        position: dict[str, Any] = {}
-        if virtual is not None:
-            position = {
-                "pre_process": first and index == 0,
-                "post_process": last and index == virtual - 1,
-                "vp_stage": index,
-            }
-        chunks.append(builder.build_model(groups, **position))
+    chunks = _chunks(args, config)
     layers = [chunk.decoder.layers for chunk in chunks]
     moe = tuple(sum(isinstance(layer.mlp, MoELayer) for layer in chunk) for chunk in layers)
     named = [pair for chunk in chunks for pair in chunk.named_parameters()]
-    experts = [p for _, p in named if not getattr(p, "allreduce", True)]
-    dense = [(name, p) for name, p in named if getattr(p, "allreduce", True)]
-    tied_copy = last and not first and config.share_embeddings_and_output_weights
+    routed = {
+        parameter
+        for chunk in chunks
+        for module in chunk.modules()
+        if isinstance(module, MoELayer)
+        for parameter in module.experts.parameters()
+    }
+    experts = sum(p.numel() for _, p in named if p in routed)
+    dense = [(name, p) for name, p in named if p not in routed]
+    tp_size = args.tensor_model_parallel_size
+    whole = args.transformer_impl == "transformer_engine"
     return StageFacts(
         chunk_dense_layers=tuple(len(c) - m for c, m in zip(layers, moe, strict=True)),
         chunk_moe_layers=moe,
-        dense_parameters=sum(p.numel() for _, p in dense),
-        expert_parameters=sum(p.numel() for p in experts),
-        unique_dense=sum(
-            p.numel() * (transformer.tensor_model_parallel_size if _is_split(p) else 1)
-            for name, p in dense
-            if not (tied_copy and name.startswith("output_layer."))
+        dense_parameters=sum(
+            p.numel() * (tp_size if whole and _is_whole_in_te(name) else 1) for name, p in dense
         ),
-        unique_experts=sum(p.numel() for p in experts)
-        * transformer.expert_model_parallel_size
-        * (transformer.expert_tensor_parallel_size or 1),
+        expert_parameters=experts,
+        unique_dense=sum(
+            p.numel() * (tp_size if getattr(p, "tensor_model_parallel", False) else 1)
+            for name, p in dense
+            if not _is_copy(name, config)
+        ),
+        unique_experts=experts
+        * args.expert_model_parallel_size
+        * (args.expert_tensor_parallel_size or tp_size),
     )
 
 
-def _is_split(parameter: torch.nn.Parameter) -> bool:
-    return getattr(parameter, "tensor_model_parallel", False)
+def _chunks(args: Any, config: Any) -> list[Any]:
+    """The stage's models, one a virtual stage."""
+    builder = config.get_builder_cls()(config)
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    get_cuda_rng_tracker().reset()
+    model_parallel_cuda_manual_seed(args.seed)
+    virtual = args.virtual_pipeline_model_parallel_size
+    if virtual is None:
+        return [builder.build_model(groups)]
+    first = parallel_state.is_pipeline_first_stage(ignore_virtual=True)
+    last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+    return [
+        builder.build_model(
+            groups,
+            pre_process=first and index == 0,
+            post_process=last and index == virtual - 1,
+            vp_stage=index,
+        )
+        for index in range(virtual)
+    ]
+
+
+def _is_whole_in_te(name: str) -> bool:
+    """Whether Transformer Engine keeps it whole on every TP rank, and the local layers split it.
+
+    The down projections of MLA: parallel_mode "duplicated" in the host's TE layer spec.
+    """
+    return ".linear_q_down_proj." in name or ".linear_kv_down_proj." in name
+
+
+def _is_copy(name: str, config: Any) -> bool:
+    """Whether it is the last stage's copy of a tied embedding."""
+    return (
+        name.startswith("output_layer.")
+        and config.share_embeddings_and_output_weights
+        and not parallel_state.is_pipeline_first_stage(ignore_virtual=True)
+    )
 
 
 def _local(transformer: Any) -> Any:
