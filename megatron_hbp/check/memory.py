@@ -17,9 +17,10 @@ from megatron_hbp.memory_model import Memory, stage_memory, stage_parameters
 from megatron_hbp.model_shape import ModelShape
 from megatron_hbp.run_layout import RunLayout, check_cp_size, check_layout, stages_of
 
-# Of a stage's parameters, the share by which the shape may miss the built model: norms inside
-# attention and biases, which it leaves out.
+# What the shape leaves out, norms inside attention and biases: at most this share of a stage's
+# parameters, or vectors of each layer where the model is tiny.
 _LEFT_OUT = 1e-3
+_VECTORS = 8
 _GIB = 2**30
 # A rank's parameters: all but routed experts, and routed experts.
 Parameters = tuple[int, int]
@@ -122,7 +123,11 @@ def parameter_problems(
     sentences = []
     for stage, found in zip(stages_of(model, layout), built, strict=True):
         counted = stage_parameters(model, layout, stage)
-        if abs(sum(found) - sum(counted)) > _LEFT_OUT * sum(found):
+        vector = (
+            model.hidden_size + model.ffn_hidden_size + model.num_attention_heads * model.qk_dim
+        )
+        left_out = max(_LEFT_OUT * sum(found), stage.num_layers * _VECTORS * vector)
+        if abs(sum(found) - sum(counted)) > left_out:
             sentences.append(
                 f"stage {stage.index} has {sum(found):,} parameters on a GPU as built, the model "
                 f"that times and memory are predicted for has {round(sum(counted)):,}; a flag "

@@ -67,7 +67,9 @@ def check_arguments(args: Any, config: HbpConfig) -> None:
     model_size = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
     _require(
         args.world_size % model_size == 0,
-        f"the world size {args.world_size} is not a multiple of TP x PP = {model_size}",
+        f"the world size {args.world_size} is not a multiple of TP x PP = {model_size}; use "
+        f"{-(-args.world_size // model_size) * model_size} GPUs, or other "
+        "--tensor-model-parallel-size and --pipeline-model-parallel-size",
     )
     num_ranks = args.world_size // model_size
     for flag, size in (
