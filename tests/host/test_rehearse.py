@@ -22,7 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "examples" / "recipes").glob("*.toml"))
 RECIPES = [path.stem for path in RECIPES if path.name != "sft.toml"]
 IN_EVERY_TEST_RUN = ("llama-3.1-8b", "deepseek-v2-128k")
-MOST_SECONDS = 180
 
 SMALL = """
 [cluster]
@@ -74,7 +73,6 @@ def test_bundled_recipe(name, tmp_path, capsys):
     assert result["problems"] == []
     assert code == 0
     assert result["passed"] is True
-    assert result["seconds"] <= MOST_SECONDS
     assert result["processes"] <= 8
     (document,) = (output / "plans").glob("*/plan.json")
     plan = Plan.load(document.parent)
@@ -91,6 +89,49 @@ def test_bundled_recipe(name, tmp_path, capsys):
     assert sorted(path.name for path in (output / "run-1").glob("rank-*.log")) == sorted(
         path.name for path in (output / "run-2").glob("rank-*.log")
     )
+
+
+EVERYTHING = """
+include = ["{models}/deepseek-v2-32k.toml"]
+[flags]
+tensor-model-parallel-size = 4
+sequence-parallel = true
+expert-tensor-parallel-size = 1
+pipeline-model-parallel-size = 4
+num-virtual-stages-per-pipeline-rank = false
+decoder-first-pipeline-num-layers = false
+decoder-last-pipeline-num-layers = false
+num-layers-per-virtual-pipeline-stage = 5
+global-batch-size = 128
+hbp-level = ["4096:1", "32768:8:full"]
+hbp-valid-corpus = "valid"
+hbp-loss-normalizer = "sample-mean"
+tensorboard-dir = "tensorboard"
+fp8-format = "hybrid"
+fp8-recipe = "blockwise"
+moe-router-enable-expert-bias = true
+moe-router-score-function = "sigmoid"
+moe-router-pre-softmax = false
+moe-shared-expert-overlap = true
+async-save = true
+"""
+
+
+@pytest.mark.slow
+def test_all_kinds_of_parallelism_with_validation(tmp_path, capsys):
+    """TP with sequence parallelism, PP, virtual stages, EP, MLA, grouped routing, expert bias."""
+    recipe, output = tmp_path / "everything.toml", tmp_path / "output"
+    recipe.write_text(
+        EVERYTHING.format(models=os.path.relpath(ROOT / "examples/recipes", tmp_path))
+    )
+    assert cli.main(["rehearse", str(recipe), "--json", "--output", str(output)]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["problems"] == []
+    layout = {"tp": 2, "stages": 2, "virtual_stages": 2, "ranks": 2, "ep": 2, "microbatches": 4}
+    assert result["layout"] == layout
+    last = (output / "run-2" / "rank-7.log").read_text(errors="replace")
+    assert "validation loss at iteration 8" in last
+    assert list((output / "tensorboard").iterdir())
 
 
 def test_a_run_that_fails_says_why(small, tmp_path, capsys):
