@@ -4,11 +4,12 @@ Guarantees (asserted by tests/distributed/test_lockstep.py against recorded runs
 - for local layers (--transformer-impl local) the list is what the host issues, one by one: GQA and
   MLA, dense and MoE layers, the dispatchers alltoall and allgather, with and without sequence
   parallelism, EP, CP and recompute.
-By the sources alone, not recorded: Transformer Engine's layers, expert TP above 1 and the
-dispatcher flex, whose two exchanges are no collectives of torch.distributed. There the kernels may
-overlap or fuse what is listed; what lockstep needs, that the list depends on nothing but stage,
-chunk, level and direction, is the same. Left out, because the same on all ranks of a stage whatever
-the plan: start-up, evaluation, checkpoints, logs, and how gradients are cut into buckets.
+By the sources alone (tests/unit/test_collectives.py), not recorded: Transformer Engine's layers,
+expert TP above 1 and the dispatcher flex, whose two exchanges are no collectives of
+torch.distributed. There kernels may overlap or fuse what is listed; what lockstep needs, that the
+list depends on nothing but stage, chunk, level and direction, is the same. Left out, because the
+same on all ranks of a stage whatever the plan: start-up, evaluation, checkpoints, logs, and how
+gradients are cut into buckets.
 """
 
 from collections.abc import Sequence
