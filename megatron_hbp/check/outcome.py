@@ -50,6 +50,7 @@ class Outcome:
     notes: what could not be looked at, or is only assumed.
 
     parameters, active_parameters: of the whole model as built, None when it cannot be.
+    active_without_embedding: as some cards count, without the input embedding.
     """
 
     recipe: Recipe
@@ -62,6 +63,7 @@ class Outcome:
     layout: RunLayout | None = None
     parameters: int | None = None
     active_parameters: int | None = None
+    active_without_embedding: int | None = None
     plan: Plan | None = None
     memories: tuple[StageMemory, ...] = ()
     lockstep: Lockstep | None = None
@@ -102,11 +104,12 @@ def _count(found: Outcome) -> None:
     of_a_token = arguments["moe_router_topk"] / arguments["num_experts"] if experts else 0
     found.active_parameters = dense + round(experts * of_a_token)
     embedding = arguments["padded_vocab_size"] * arguments["hidden_size"]
+    found.active_without_embedding = found.active_parameters - embedding
     for what, counts, published, agree in (
         ("parameters", [found.parameters], recipe.parameters, _TOTALS_AGREE),
         (
             "active parameters",
-            [found.active_parameters, found.active_parameters - embedding],
+            [found.active_parameters, found.active_without_embedding],
             recipe.active_parameters,
             _ACTIVE_AGREE,
         ),

@@ -35,6 +35,7 @@ def outcome_document(found: Outcome) -> dict[str, Any]:
         "layout": None if found.layout is None else dataclasses.asdict(found.layout),
         "parameters": found.parameters,
         "active_parameters": found.active_parameters,
+        "active_without_embedding": found.active_without_embedding,
         "published_parameters": recipe.parameters,
         "published_active_parameters": recipe.active_parameters,
         "published_source": recipe.source or None,
@@ -173,8 +174,7 @@ def _head(document: dict[str, Any]) -> str:
     if document["parameters"] is not None:
         lines.append(
             f"parameters {_billions(document['parameters'], document['published_parameters'])}; "
-            "active "
-            + _billions(document["active_parameters"], document["published_active_parameters"])
+            f"active {_active(document)}"
         )
     return "\n".join(lines)
 
@@ -184,6 +184,15 @@ def _billions(counted: int, published: float | None) -> str:
     if published is None:
         return text
     return f"{text} (published {published / 1e9:.2f} B, {100 * (counted / published - 1):+.2f} %)"
+
+
+def _active(document: dict[str, Any]) -> str:
+    """Beside the published count, in the way of counting that is nearer to it."""
+    published = document["published_active_parameters"]
+    whole, without = document["active_parameters"], document["active_without_embedding"]
+    if published is None or abs(whole - published) <= abs(without - published):
+        return _billions(whole, published)
+    return f"{whole / 1e9:.2f} B, without the input embedding {_billions(without, published)}"
 
 
 def _stage_table(document: dict[str, Any]) -> str:
@@ -262,8 +271,8 @@ def _plan_lines(document: dict[str, Any]) -> str:
     predicted = document["predicted"]
     if predicted is not None:
         lines.append(
-            f"predicted {predicted['mean_step_seconds']:.1f} s a step, {predicted['days']:.2f} "
-            f"days, {predicted['gpu_days']:.1f} GPU-days"
+            f"predicted {predicted['mean_step_seconds']:.1f} s a step, {24 * predicted['days']:.1f} "
+            f"hours, {predicted['gpu_days']:.1f} GPU-days"
         )
     return "\n".join(lines)
 

@@ -53,6 +53,7 @@ def test_arguments_are_the_hosts_after_validation(whole):
     assert whole.arguments["data_parallel_size"] == 4
     assert whole.arguments["virtual_pipeline_model_parallel_size"] == 2
     assert whole.arguments["padded_vocab_size"] == 256
+    assert whole.plan is not None
     assert whole.arguments["train_iters"] == Plan.load(whole.plan).num_steps
 
 
@@ -122,6 +123,7 @@ def test_the_runs_own_corpus_is_planned_and_nothing_is_written_to_it(tmp_path):
     facts = ask(tmp_path / "asked", argv, 16)
     assert (facts.problems, facts.plan_from, facts.notes) == ([], "corpus", [])
     assert sorted(corpus.rglob("*")) == before
+    assert facts.plan is not None
     assert Plan.load(facts.plan).corpus_hash is not None
 
 

@@ -90,7 +90,7 @@ def test_fewer_micro_batches_than_stages_are_a_warning(tmp_path):
 
 def test_a_plan_that_breaks_lockstep_is_a_problem(tmp_path):
     given = facts(tmp_path)
-    plan = Plan.load(given.plan)
+    plan = Plan.load(str(given.plan))
     offsets = np.array(plan.microbatch_offsets)
     offsets[1] += 1
     dataclasses.replace(plan, microbatch_offsets=offsets).save(tmp_path / "broken")
@@ -118,7 +118,7 @@ def test_checkpoints_of_the_whole_run(tmp_path):
     given = facts(tmp_path)
     found = conclusion(given)
     assert found.checkpoints is not None
-    assert found.checkpoints.bytes_each == 14 * found.parameters
+    assert found.checkpoints.bytes_each == 14 * sum(s.unique_dense for s in given.stages)
     given.arguments["save"] = None
     assert conclusion(given).checkpoints is None
 
