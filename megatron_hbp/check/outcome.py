@@ -169,6 +169,7 @@ def _look_at_plan(found: Outcome) -> None:
         expert_tp_size=_expert_tp(arguments),
         sequence_parallel=arguments["sequence_parallel"],
         stages_last=not arguments["use_tp_pp_dp_mapping"],
+        overlap_transfers=arguments["overlap_p2p_comm"],
         groups=found.facts.groups,
     )
     levels = _levels(found)
@@ -179,7 +180,13 @@ def _look_at_plan(found: Outcome) -> None:
         return
     found.lockstep = lockstep(plan, ranks, _works(found, levels), _traffic(arguments))
     found.problems += found.lockstep.problems
-    if arguments["global_batch_size"] // ranks.num_ranks < len(stages):
+    if arguments["microbatch_group_size_per_vp_stage"] not in (None, len(stages)):
+        found.notes.append(
+            "the order of work is that of groups of as many micro-batches as stages: lockstep and "
+            "time are not those of --microbatch-group-size-per-virtual-pipeline-stage "
+            f"{arguments['microbatch_group_size_per_vp_stage']}"
+        )
+    if plan.num_microbatches < len(stages):
         found.warnings.append(
             f"a step has {plan.num_microbatches} micro-batches for {len(stages)} pipeline stages: "
             "most of its time is the pipeline filling and emptying; raise --global-batch-size"
@@ -228,6 +235,7 @@ def _traffic(arguments: dict[str, Any]) -> ModelTraffic:
         shared_experts=bool(arguments["moe_shared_expert_intermediate_size"]),
         aux_loss="aux_loss" in ([balancing] if isinstance(balancing, str) else balancing),
         dispatcher=arguments["moe_token_dispatcher_type"],
+        transformer_engine=arguments["transformer_impl"] == "transformer_engine",
     )
 
 

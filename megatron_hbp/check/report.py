@@ -270,9 +270,10 @@ def _plan_lines(document: dict[str, Any]) -> str:
         )
     predicted = document["predicted"]
     if predicted is not None:
+        hours = 24 * predicted["days"]
         lines.append(
-            f"predicted {predicted['mean_step_seconds']:.1f} s a step, {24 * predicted['days']:.1f} "
-            f"hours, {predicted['gpu_days']:.1f} GPU-days"
+            f"predicted {predicted['mean_step_seconds']:.1f} s a step, {hours:.1f} hours, "
+            f"{predicted['gpu_days']:.1f} GPU-days"
         )
     return "\n".join(lines)
 

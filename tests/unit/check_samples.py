@@ -27,10 +27,10 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe(name="small", path=Path("small.toml"), flags={}, **known | changes)
 
 
-def facts(folder: Path, **changes: Any) -> Facts:
+def facts(folder: Path, *, num_microbatches: int = 4, **changes: Any) -> Facts:
     """A good run's, its plan in `folder`."""
     lengths = np.array([3 + (11 * i) % 100 for i in range(300)], dtype=np.int32)
-    plan = build_plan(lengths, LEVELS, 4, 4, num_stages=2, epochs=2)
+    plan = build_plan(lengths, LEVELS, 4, num_microbatches, num_stages=2, epochs=2)
     plan.save(folder / "plan")
     ranks = RankLayout(world_size=16, tp_size=2, num_stages=2, expert_tp_size=2)
     stages = [
@@ -50,10 +50,13 @@ def facts(folder: Path, **changes: Any) -> Facts:
             "expert_model_parallel_size": 1,
             "expert_tensor_parallel_size": None,
             "data_parallel_size": 4,
-            "global_batch_size": 16,
+            "global_batch_size": 4 * num_microbatches,
             "sequence_parallel": True,
             "use_distributed_optimizer": True,
             "use_tp_pp_dp_mapping": False,
+            "overlap_p2p_comm": True,
+            "microbatch_group_size_per_vp_stage": 2,
+            "transformer_impl": "transformer_engine",
             "padded_vocab_size": 256,
             "hidden_size": 64,
             "num_experts": None,

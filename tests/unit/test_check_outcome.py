@@ -83,9 +83,14 @@ def test_cp_groups_that_cross_nodes_are_a_warning(tmp_path):
 
 
 def test_fewer_micro_batches_than_stages_are_a_warning(tmp_path):
-    given = facts(tmp_path)
-    given.arguments["global_batch_size"] = 4
+    given = facts(tmp_path, num_microbatches=1)
     assert any("micro-batches for 2 pipeline stages" in one for one in conclusion(given).warnings)
+
+
+def test_an_order_of_work_that_is_not_followed_is_said(tmp_path):
+    given = facts(tmp_path)
+    given.arguments["microbatch_group_size_per_vp_stage"] = 4
+    assert any("--microbatch-group-size-per-virtual" in note for note in conclusion(given).notes)
 
 
 def test_a_plan_that_breaks_lockstep_is_a_problem(tmp_path):
