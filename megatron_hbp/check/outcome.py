@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from megatron_hbp.check.collectives import ModelTraffic, StageWork, stage_work
 from megatron_hbp.check.facts import Facts, StageFacts
 from megatron_hbp.check.lockstep import Lockstep, lockstep
@@ -66,6 +64,9 @@ class Outcome:
     active_without_embedding: int | None = None
     plan: Plan | None = None
     memories: tuple[StageMemory, ...] = ()
+    ranks: RankLayout | None = None
+    works: tuple[StageWork, ...] = ()
+    traffic: ModelTraffic | None = None
     lockstep: Lockstep | None = None
     nodes: tuple[GroupNodes, ...] = ()
     checkpoints: CheckpointSizes | None = None
@@ -160,7 +161,7 @@ def _shape(found: Outcome, words: Sequence[str]) -> None:
 def _look_at_plan(found: Outcome) -> None:
     """Groups, lockstep, steps, checkpoints and predicted time."""
     arguments, plan, stages = found.facts.arguments, found.plan, found.facts.stages
-    ranks = RankLayout(
+    ranks = found.ranks = RankLayout(
         world_size=found.recipe.gpus,
         tp_size=arguments["tensor_model_parallel_size"],
         num_stages=len(stages),
@@ -178,7 +179,8 @@ def _look_at_plan(found: Outcome) -> None:
     found.warnings += node_warnings(ranks, found.recipe.gpus_per_node, cp_sizes)
     if plan is None:
         return
-    found.lockstep = lockstep(plan, ranks, _works(found, levels), _traffic(arguments))
+    found.works, found.traffic = _works(found, levels), _traffic(arguments)
+    found.lockstep = lockstep(plan, ranks, found.works, found.traffic)
     found.problems += found.lockstep.problems
     if arguments["microbatch_group_size_per_vp_stage"] not in (None, len(stages)):
         found.notes.append(
@@ -213,9 +215,9 @@ def _levels(found: Outcome) -> tuple[Level, ...]:
     return tuple(Level.parse(text) for text in found.facts.arguments["hbp_level"])
 
 
-def _works(found: Outcome, levels: Sequence[Level]) -> list[StageWork]:
+def _works(found: Outcome, levels: Sequence[Level]) -> tuple[StageWork, ...]:
     stages: list[StageFacts] = found.facts.stages
-    return [
+    return tuple(
         stage_work(
             levels,
             num_chunks=len(stages) * len(stage.chunk_moe_layers),
@@ -224,7 +226,7 @@ def _works(found: Outcome, levels: Sequence[Level]) -> list[StageWork]:
             recomputed_always=found.facts.arguments["recompute_granularity"] == "full",
         )
         for stage in stages
-    ]
+    )
 
 
 def _traffic(arguments: dict[str, Any]) -> ModelTraffic:
@@ -241,8 +243,3 @@ def _traffic(arguments: dict[str, Any]) -> ModelTraffic:
 
 def _expert_tp(arguments: dict[str, Any]) -> int:
     return arguments["expert_tensor_parallel_size"] or arguments["tensor_model_parallel_size"]
-
-
-def steps_of_levels(plan: Plan) -> list[int]:
-    """Micro-batches of each level over the whole plan."""
-    return np.bincount(plan.microbatch_level, minlength=len(plan.levels)).tolist()

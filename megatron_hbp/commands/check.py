@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from megatron_hbp.check.facts import Facts, Question
+from megatron_hbp.check.one_rank import one_rank_document, one_rank_text
 from megatron_hbp.check.outcome import conclude
 from megatron_hbp.check.report import outcome_document, outcome_text
 from megatron_hbp.commands.given import given_lengths
@@ -42,6 +43,15 @@ def add_command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="lengths to plan from where the run's corpus is not here, .npy or .csv (default: the "
         "recipe's)",
     )
+    parser.add_argument(
+        "--rank",
+        type=int,
+        metavar="R",
+        help="also show what global rank R does in one step: its groups, packs and collectives",
+    )
+    parser.add_argument(
+        "--step", type=int, default=0, metavar="S", help="that step, from 0 (default 0)"
+    )
     parser.add_argument("--strict", action="store_true", help="warnings count as reasons, too")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.set_defaults(func=run)
@@ -60,10 +70,13 @@ def run(namespace: argparse.Namespace) -> int:
         found = conclude(given.recipe, device, given.words, facts)
         if namespace.strict:
             found.problems += found.warnings
+        shown = None
+        if namespace.rank is not None:
+            shown = one_rank_document(found, namespace.rank, namespace.step)
         if namespace.json:
-            print(json.dumps(outcome_document(found), indent=2))
+            print(json.dumps(outcome_document(found) | {"rank": shown}, indent=2))
         else:
-            print(outcome_text(found))
+            print(*filter(None, [shown and one_rank_text(shown), outcome_text(found)]), sep="\n")
     return 0 if found.fits else 1
 
 
