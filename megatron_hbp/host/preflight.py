@@ -91,6 +91,9 @@ def _arguments(facts: Facts) -> tuple[Any, HbpConfig, Any]:
     from megatron_hbp.host import checks
     from megatron_hbp.host.pretrain_gpt import with_arguments
 
+    given = {word.partition("=")[0] for word in sys.argv}
+    if not given & {"--hbp-plan", "--hbp-corpus"}:
+        raise _RefusalError("neither --hbp-plan nor --hbp-corpus is given; add one of them")
     with warnings.catch_warnings(record=True) as warned:
         try:
             args = parse_and_validate_args(extra_args_provider=with_arguments(None))
@@ -99,8 +102,6 @@ def _arguments(facts: Facts) -> tuple[Any, HbpConfig, Any]:
         finally:
             facts.notes += [f"Megatron: {one.message}" for one in warned if _is_about_flags(one)]
     config = config_from_args(args)
-    if not config.enabled:
-        raise _RefusalError("neither --hbp-plan nor --hbp-corpus is given; add one of them")
     checks.check_arguments(args, config)
     if config.level:
         checks.check_levels_fit(args, config.level)
@@ -241,7 +242,12 @@ def _last_words(stop: SystemExit) -> str:
         return stop.code.removeprefix("megatron_hbp: error: ")
     sys.stderr.flush()
     lines = Path("/proc/self/fd/2").read_text(errors="replace").splitlines()
-    return lines[-1] if lines else f"the host ended with code {stop.code}"
+    if not lines:
+        return f"the host ended with code {stop.code}"
+    return (
+        f"{lines[-1].partition('error: ')[2] or lines[-1]}; `python -m "
+        "megatron_hbp.host.pretrain_gpt --help` lists all flags"
+    )
 
 
 def _host_words(error: Exception) -> str:
