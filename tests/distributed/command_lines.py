@@ -134,7 +134,7 @@ CASES: dict[str, tuple[str, dict[str, int], str]] = {
         r"--override-ckpt-iteration is not supported with HBP: it would train samples twice or skip"
         r" them; leave it out",
     ),
-    "multi_token_prediction": (
+    "br_n01_br_g09_multi_token_prediction": (
         f"{PLAN} --mtp-num-layers 1",
         {},
         r"--mtp-num-layers is not supported with HBP: multi-token prediction rebuilds stock layers",

@@ -59,7 +59,7 @@ def test_br_d03_every_process_of_a_rank_sees_the_same_boundaries(bench):
     check_same_packs(bench.run(TP_PP_EP, "microbatch", MODEL), TP_PP_EP, 8)
 
 
-def test_br_d10_d11_the_host_sees_one_document_of_s_tokens_on_every_cp_rank(bench):
+def test_br_d10_br_d11_the_host_sees_one_document_of_s_tokens_on_every_cp_rank(bench):
     """Its bounds run from 0 to S also on CP ranks above 0; no padded list, no CP group of its own.
 
     A pack's documents are counted once: in its own boundaries, which all of its ranks share.
@@ -113,7 +113,7 @@ def test_virtual_stages_over_four_steps(bench):
     assert_same(by_level, reference)
 
 
-def test_four_stages(bench):
+def test_br_i01_four_stages_with_packs_of_unlike_lengths(bench):
     layout = Layout(2, pp_size=4, ep_size=2, num_microbatches=4)
     run = bench.run(
         layout, "1,1,1,1,2,2,2,2,1,2,1,2", [*MODEL, *RATE_ZERO], num_steps=3, same_tokens=True

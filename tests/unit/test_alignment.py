@@ -75,3 +75,14 @@ def test_br_e03_without_cp_the_whole_row_is_split():
 
 def test_br_e05_two_recipes_never_look_alike():
     assert alignment((1,), fp8_recipe="delayed") != alignment((1,), fp8_recipe="mxfp8")
+
+
+def test_br_i04_every_stage_has_the_same_padded_length():
+    """TP 4 under sequence parallelism, CP 4: S is the same on all stages, a multiple of TP, and the
+    pack of S x CP a multiple of 16; lengths between are refused, with the next one that will do.
+    """
+    wanted = alignment((4,), tp_size=4, sequence_parallel=True)
+    accepted = [s for s in range(4481, 4497) if s % wanted.budget_multiple == 0]
+    assert accepted == [4484, 4488, 4492, 4496]
+    assert all(s * 4 % 16 == 0 for s in accepted)
+    assert [round_up(s, wanted.budget_multiple) for s in range(4481, 4485)] == [4484] * 4

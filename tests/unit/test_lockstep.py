@@ -146,7 +146,7 @@ def test_a_pack_with_two_sequences_exchanged_is_found():
     assert any(problem.startswith("tp group") and where in problem for problem in result.problems)
 
 
-def test_ranks_with_another_number_of_micro_batches():
+def test_br_i05_ranks_with_another_number_of_micro_batches():
     layout = RankLayout(world_size=8, num_stages=2)
     plan, stages = plan_for(layout), stages_for(layout)
     result = lockstep(plan, layout, stages, MOE, others={1: plan_for(layout, num_microbatches=2)})

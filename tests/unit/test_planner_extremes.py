@@ -46,6 +46,14 @@ def test_virtual_stages_need_whole_groups_of_micro_batches():
     assert (plan.num_virtual_stages, plan.num_microbatches) == (2, 8)
 
 
+def test_br_i07_fillers_make_whole_groups_of_micro_batches():
+    """5 micro-batches of packs for 2 stages of 2 chunks: 6 run, the sixth of flagged fillers."""
+    plan = build_plan(np.full(5, 8), [Level(8, 1)], 1, 6, 2, num_virtual_stages=2)
+    assert (plan.num_steps, plan.num_microbatches) == (1, 6)
+    assert plan.counts()["filler_packs"] == 1
+    assert plan.audit(np.full(5, 8)) == []
+
+
 def test_br_a18_multiples_apply_to_the_length_that_runs():
     # a document runs at its stored length: its last position has no loss, and stays in the row
     aligned = Alignment(1, (8,))
