@@ -4,7 +4,8 @@ rehearse | flags.
 Guarantees (asserted by tests/unit/test_cli.py):
 - results go to stdout, one error line to stderr (and progress, with --compare);
 - exit code 0: done; 1: `audit`, `check` or `rehearse` found that something is wrong; 2: wrong use,
-  with what is wrong, the rule and a way out on one line; 130: Ctrl-C; 141: whoever read stdout stopped reading, without a word;
+  with what is wrong, the rule and a way out on one line; 130: Ctrl-C; 141:
+  whoever read stdout stopped reading, without a word;
 - text that the terminal's encoding lacks is printed as escapes.
 """
 
