@@ -25,7 +25,7 @@ from megatron_hbp.check.memory import (
 )
 from megatron_hbp.check.nodes import GroupNodes, group_nodes, node_warnings
 from megatron_hbp.check.rank_layout import RankLayout
-from megatron_hbp.check.sizes import CheckpointSizes, checkpoint_sizes
+from megatron_hbp.check.sizes import CheckpointSizes, checkpoint_sizes, corpus_bytes
 from megatron_hbp.cost_model import analytic
 from megatron_hbp.hardware import Device
 from megatron_hbp.level import Level
@@ -70,6 +70,7 @@ class Outcome:
     lockstep: Lockstep | None = None
     nodes: tuple[GroupNodes, ...] = ()
     checkpoints: CheckpointSizes | None = None
+    corpus_bytes: int | None = None
     timeline: Timeline | None = None
 
     @property
@@ -190,9 +191,15 @@ def _look_at_plan(found: Outcome) -> None:
         )
     if plan.num_microbatches < len(stages):
         found.warnings.append(
-            f"a step has {plan.num_microbatches} micro-batches for {len(stages)} pipeline stages: "
-            "most of its time is the pipeline filling and emptying; raise --global-batch-size"
+            f"{plan.num_microbatches} micro-batches a step for {len(stages)} pipeline stages: most "
+            f"stages wait most of the time; use --global-batch-size {ranks.num_ranks * len(stages)} "
+            "or more"
         )
+    found.corpus_bytes = corpus_bytes(
+        num_sequences=len(plan.seq_lens),
+        num_tokens=plan.tokens_in,
+        vocab_size=arguments["padded_vocab_size"],
+    )
     if arguments["train_iters"] is not None:
         found.checkpoints = checkpoint_sizes(
             arguments,

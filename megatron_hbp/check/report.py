@@ -44,6 +44,7 @@ def outcome_document(found: Outcome) -> dict[str, Any]:
         "plan": _plan(found),
         "lockstep": _lockstep(found),
         "schedule": _schedule(found),
+        "corpus_bytes": found.corpus_bytes,
         "checkpoints": _checkpoints(found),
         "predicted": _predicted(found),
     }
@@ -261,6 +262,7 @@ def _plan_lines(document: dict[str, Any]) -> str:
             f"learning rate {schedule['lr']:g} after {schedule['lr_warmup_steps']:.0f} steps, "
             f"{schedule['min_lr']:g} at step {schedule['lr_reaches_minimum_at_step']}"
         )
+    lines.append(f"a corpus of them takes {document['corpus_bytes'] / _GIB:.1f} GiB")
     sizes = document["checkpoints"]
     if sizes is not None:
         lines.append(

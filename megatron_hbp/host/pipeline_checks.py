@@ -100,19 +100,6 @@ def check_microbatches(args: Any, *, has_validation: bool) -> None:
         )
 
 
-def pipeline_warnings(args: Any) -> list[str]:
-    """What works but wastes time, in words. args: with `world_size`; validated or not."""
-    stages, num_microbatches = args.pipeline_model_parallel_size, _microbatches(args)
-    if num_microbatches >= stages:
-        return []
-    ranks = _num_ranks(args)
-    return [
-        f"{num_microbatches} micro-batches a step for {_PP} {stages}: with fewer micro-batches "
-        f"than stages most stages wait most of the time; use --global-batch-size {ranks * stages} "
-        "or more"
-    ]
-
-
 def virtual_stages(args: Any) -> int:
     """Virtual stages of each pipeline stage, from flags that check_layout() has passed."""
     stages = args.pipeline_model_parallel_size

@@ -1,13 +1,11 @@
 """Our checks of layouts refuse what the host would refuse, and nothing else."""
 
 import random
-from argparse import Namespace
 
 import pytest
 
 pytest.importorskip("megatron.training", reason="needs the extra [train]")
 
-from megatron_hbp.host.pipeline_checks import pipeline_warnings
 from tests.distributed import flags
 
 # One rank's worth of each; a case starts from these and changes up to three of them.
@@ -126,17 +124,3 @@ def test_the_host_agrees(cluster, kind, count):
             assert "\n" not in verdict["ours"], said
             assert ";" in verdict["ours"], said
     assert 0.2 * count <= refused <= 0.8 * count
-
-
-def test_few_microbatches_are_a_warning():
-    args = Namespace(
-        world_size=32,
-        tensor_model_parallel_size=2,
-        pipeline_model_parallel_size=4,
-        global_batch_size=12,
-    )
-    (warning,) = pipeline_warnings(args)
-    assert warning.startswith("3 micro-batches a step for --pipeline-model-parallel-size 4")
-    assert "use --global-batch-size 16 or more" in warning
-    args.global_batch_size = 16
-    assert pipeline_warnings(args) == []
