@@ -190,10 +190,10 @@ def _look_at_plan(found: Outcome) -> None:
             f"{arguments['microbatch_group_size_per_vp_stage']}"
         )
     if plan.num_microbatches < len(stages):
+        enough = ranks.num_ranks * len(stages)
         found.warnings.append(
             f"{plan.num_microbatches} micro-batches a step for {len(stages)} pipeline stages: most "
-            f"stages wait most of the time; use --global-batch-size {ranks.num_ranks * len(stages)} "
-            "or more"
+            f"stages wait most of the time; use --global-batch-size {enough} or more"
         )
     found.corpus_bytes = corpus_bytes(
         num_sequences=len(plan.seq_lens),
