@@ -1,1 +1,1 @@
-"""What `hbp check` works out from a plan, a layout and the facts of a start: no megatron, no torch."""
+"""What `hbp check` works out from a plan, a layout and the facts of a start: without megatron."""

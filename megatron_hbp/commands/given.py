@@ -42,7 +42,8 @@ def add_input(parser: argparse.ArgumentParser, *, required: bool) -> None:
     parser.add_argument(
         "--sources",
         metavar="FILE.npy",
-        help="with --lengths FILE.npy: an int32 or int64 array, the source (0 or more) of each sequence",
+        help="with --lengths FILE.npy: an int32 or int64 array, the source (0 or more) of each "
+        "sequence",
     )
 
 
@@ -71,8 +72,8 @@ def read_input(
     is_table = namespace.lengths.lower().endswith(".csv")
     if is_table and namespace.sources is not None:
         raise ValueError(
-            "--sources goes with --lengths FILE.npy: the rows of a table are counts, not sequences; "
-            "give one length per sequence, or leave --sources out"
+            "--sources goes with --lengths FILE.npy: the rows of a table are counts, not "
+            "sequences; give one length per sequence, or leave --sources out"
         )
     seq_lens = given_lengths(namespace.lengths)
     if namespace.sources is None:

@@ -38,8 +38,7 @@ def as_rank(args: Any, rank: int) -> Iterator[None]:
 
 
 def all_groups(args: Any) -> dict[str, list[list[int]]]:
-    """Global ranks of every group of each kind: those of check.rank_layout.GROUP_KINDS.
-    """
+    """Global ranks of every group of each kind: those of check.rank_layout.GROUP_KINDS."""
     tp, pp = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
     ep, expert_tp = args.expert_model_parallel_size, args.expert_tensor_parallel_size or tp
     order = _order(args)
