@@ -102,8 +102,8 @@ class HbpConfig:
 
     step_log: str | None = _flag(metavar="DIR")
     """A folder of JSON lines, one file per rank of the last pipeline stage, one line per step: for
-    each micro-batch its level, loss sum, trained tokens, CPU seconds and the ids of its sequences,
-    so that `hbp audit PLAN --step-log DIR` proves what was trained (default: none)."""
+    each micro-batch its level, CP size, loss sum, trained tokens, CPU seconds and the ids of its
+    sequences, so that `hbp audit PLAN --step-log DIR` proves what was trained (default: none)."""
 
     def __post_init__(self) -> None:
         _require(

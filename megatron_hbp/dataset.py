@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from megatron_hbp import _C
-from megatron_hbp.normalizer import sequence_weights, step_totals
+from megatron_hbp.normalizer import kept_trained, sequence_weights, step_totals
 from megatron_hbp.plan import Plan
 
 TAIL_DOCUMENT = 4096  # tokens; the tail is cut into documents of at most this length
@@ -106,7 +106,7 @@ class HbpDataset(torch.utils.data.Dataset):
         self.with_tokens = with_tokens
         self.with_labels = with_labels
         self.training = training
-        self.num_trained = _kept_trained(plan, corpus)
+        self.num_trained = kept_trained(plan, corpus)
         self.totals = step_totals(plan, self.num_trained)
         self._trained_share = self.totals.trained_tokens / np.maximum(1, self.totals.real_tokens)
         tokens, masks = zip(*corpus.values, strict=True)
@@ -195,12 +195,3 @@ class HbpDataset(torch.utils.data.Dataset):
             have += len(piece)
             at += 1
         return np.concatenate(pieces)[:count]
-
-
-def _kept_trained(plan: Plan, corpus: SequenceStore) -> np.ndarray:
-    """int32 [num_sequences]: trained tokens after truncation, 0 for dropped sequences."""
-    kept = np.where(plan.seq_lens > 0, corpus.num_trained, 0)
-    for sequence in plan.truncated_ids:
-        mask = corpus.mask(int(sequence), int(plan.seq_lens[sequence]))
-        kept[sequence] = np.count_nonzero(mask[1:])
-    return kept

@@ -11,10 +11,29 @@ section 4):
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from megatron_hbp.plan import Plan
+
+
+class Masks(Protocol):
+    """What of a corpus tells how many tokens are trained."""
+
+    @property
+    def num_trained(self) -> np.ndarray: ...
+
+    def mask(self, index: int, length: int | None = None) -> np.ndarray: ...
+
+
+def kept_trained(plan: Plan, corpus: Masks) -> np.ndarray:
+    """int32 [num_sequences]: trained tokens after truncation, 0 for dropped sequences."""
+    kept = np.where(plan.seq_lens > 0, corpus.num_trained, 0)
+    for sequence in plan.truncated_ids:
+        mask = corpus.mask(int(sequence), int(plan.seq_lens[sequence]))
+        kept[sequence] = np.count_nonzero(mask[1:])
+    return kept
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron_hbp.recipe import Recipe, read_recipe
-from megatron_hbp.rehearsal.rehearse import Rehearsal, RehearsalError, rehearse, write_data
+from megatron_hbp.rehearsal.launcher import RehearsalError
+from megatron_hbp.rehearsal.rehearse import Rehearsal, rehearse, write_data
 from megatron_hbp.rehearsal.scale import FEWEST_STEPS, Scaled, scale
 from megatron_hbp.rehearsal.scale_layout import MOST_PROCESSES
 

@@ -44,6 +44,7 @@ class ForwardStep:
             if name != "cu_seqlens"
         }
         pack = self._pack(item, batch)
+        batch["cp_size"] = pack.pack_cp_size
         timers("batch-generator").stop()
 
         first_chunk = get_attr_wrapped_model(model, "vp_stage") in (None, 0)
@@ -143,5 +144,5 @@ class ForwardStep:
                 )
         report = torch.stack([loss.detach(), num_trained.to(loss.dtype)])
         if item["training"]:
-            self._log.end_microbatch(item, loss, report)
+            self._log.end_microbatch(item, batch["cp_size"], loss, report)
         return loss, num_trained.clone(), {"lm loss": report}

@@ -5,7 +5,7 @@ Reads one JSON request a line from standard input and answers each with one line
 gets rank-R.log, what each rank prints; timeout: seconds; kill: null, or {"step_log", "tracker",
 "steps"}: as soon as every file of the step log tells `steps` steps and the tracker file of a
 checkpoint is there, all ranks get SIGKILL. Answer: {"failed": ranks, "killed": bool, "timed_out":
-bool}.
+bool}. Before the first request it prints {"temporary"}, its folder of temporary files.
 
 Guarantees (asserted by tests/host/test_rehearse.py):
 - when whoever started it ends, or it gets SIGTERM, it ends its ranks and what they started (the
@@ -36,6 +36,7 @@ _PR_SET_PDEATHSIG = 1
 _LONGEST_FOLDER = 40  # characters
 
 _children: dict[int, int] = {}  # pid and rank of those that run, for the handler of SIGTERM
+_asked_and_answered: list[int] = []  # descriptors: closed in ranks, so that their end is seen
 
 
 def _end_with_parent(parent: int, by: signal.Signals) -> None:
@@ -87,7 +88,7 @@ def _free_port() -> int:
         port = random.SystemRandom().randrange(15000, 32000)
         with socket.socket() as some:
             try:
-                some.bind(("127.0.0.1", port))
+                some.bind(("0.0.0.0", port))  # where the store of the ranks listens
             except OSError:
                 continue
             return port
@@ -99,6 +100,8 @@ def _rank(rank: int, request: dict[str, Any], port: int, parent: int) -> None:
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, 0)  # so that processes which the host starts end with this rank
+        for descriptor in _asked_and_answered:
+            os.close(descriptor)
         _end_with_parent(parent, signal.SIGKILL)
         log = os.open(
             Path(request["logs"]) / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -197,8 +200,9 @@ def main() -> None:
     _end_with_parent(os.getppid(), signal.SIGTERM)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the host prints while it loads is no answer
+    _asked_and_answered[:] = [answers.fileno(), sys.stdin.fileno()]
     _load()
-    print(json.dumps({"ready": True}), file=answers, flush=True)
+    print(json.dumps({"temporary": tempfile.gettempdir()}), file=answers, flush=True)
     for line in sys.stdin:
         print(json.dumps(_run(json.loads(line))), file=answers, flush=True)
     shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)

@@ -5,10 +5,11 @@
   inside the DP x CP group of the last pipeline stage, at those steps only. A level's loss is its
   weighted sum over its trained tokens: a mean under the normalizer ave-token.
 - --hbp-step-log DIR: every rank of the last pipeline stage appends to its own file, without
-  communication: per micro-batch the loss sum, trained tokens, CPU time of forward and backward, at
-  full precision, and the ids of the sequences, on one of the ranks that share a pack. So the files
-  prove what was trained: `hbp audit PLAN --step-log DIR`.
-Trained tokens, padding and balance come from the plan, so they cost nothing at run time.
+  communication: per micro-batch the level, the size of the CP group that attention was given, the
+  loss sum, trained tokens, CPU time of forward and backward, at full precision, and the ids of the
+  sequences, on one of the ranks that share a pack. Level and ids are the plan's for the index that
+  was read, the rest is measured. `hbp audit PLAN --step-log DIR` holds the files against the plan.
+In the log padding and balance come from the plan, so they cost nothing at run time.
 """
 
 import json
@@ -42,6 +43,7 @@ class StepLog:
     ) -> None:
         self._plan = plan
         self._reports: dict[int, torch.Tensor] = {}
+        self._cp_sizes: dict[int, int] = {}
         self._cpu_seconds: dict[int, float] = {}
         self._started: dict[int, float] = {}
         self._wall_start = 0.0
@@ -62,11 +64,15 @@ class StepLog:
         self._started[item["microbatch"]] = time.process_time()
 
     def end_microbatch(
-        self, item: dict[str, Any], loss: torch.Tensor, report: torch.Tensor
+        self, item: dict[str, Any], cp_size: int, loss: torch.Tensor, report: torch.Tensor
     ) -> None:
-        """Called on the last pipeline stage, after the forward of a micro-batch."""
+        """Called on the last pipeline stage, after the forward of a micro-batch.
+
+        cp_size: of the group that attention was given.
+        """
         microbatch = item["microbatch"]
         self._reports[microbatch] = report
+        self._cp_sizes[microbatch] = cp_size
         if self._file is not None and loss.requires_grad:
             loss.register_hook(lambda grad: self._when_backward_ends(item, grad))
         if len(self._reports) < self._plan.num_microbatches:
@@ -95,6 +101,7 @@ class StepLog:
             "microbatches": [
                 {
                     "level": str(self._plan.levels[self._plan.microbatch_level[first + m]]),
+                    "cp_size": self._cp_sizes[m],
                     "loss_sum": losses[m][0],
                     "trained_tokens": int(losses[m][1]),
                     "cpu_seconds": self._cpu_seconds[m],

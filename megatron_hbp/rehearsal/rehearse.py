@@ -12,22 +12,19 @@ from pathlib import Path
 
 import numpy as np
 
+from megatron_hbp.corpus.joint import open_corpora
+from megatron_hbp.normalizer import kept_trained, step_totals
 from megatron_hbp.plan import Plan
 from megatron_hbp.recipe import Recipe
 from megatron_hbp.rehearsal.corpus import made_up_lengths, scaled_lengths, write_corpora
-from megatron_hbp.rehearsal.launcher import Ended, Kill, launcher
+from megatron_hbp.rehearsal.launcher import Ended, Kill, RehearsalError, launcher
 from megatron_hbp.rehearsal.lengths import read_lengths
 from megatron_hbp.rehearsal.scale import WEIGHTS_STEPS, Scaled, corpus_folders
-from megatron_hbp.rehearsal.scaling import Scaling
 from megatron_hbp.rehearsal.verdict import Verdict, judge
 
 _RUN_SECONDS = 240.0
 _TAIL_LINES = 25
 _STEPS_AFTER_CHECKPOINT = 2
-
-
-class RehearsalError(Exception):
-    """A run did not end as it should; the text has the end of a rank's log and its file."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ def write_data(recipe: Recipe, scaled: Scaled, folder: Path) -> None:
         ("hbp-corpus", 1, scaled.num_steps // scaled.epochs),
         ("hbp-valid-corpus", 1001, 1),
     ):
-        count = len(Scaling(scaled.flags).texts(flag))
+        count = scaled.count(flag)
         if count:
             write_corpora(
                 corpus_folders(folder, flag, count),
@@ -77,7 +74,7 @@ def _checked(seq_lens: np.ndarray, recipe: Recipe, scaled: Scaled) -> np.ndarray
 def rehearse(scaled: Scaled, folder: Path, say: Callable[[str], None]) -> Rehearsal:
     """Trains over the corpora in `folder`. say: gets a line for each thing that is done.
 
-    Raises RehearsalError, and ValueError when megatron cannot be loaded.
+    Raises RehearsalError, also when megatron cannot be loaded.
     """
     started = time.monotonic()
     argv = scaled.command_line(folder)
@@ -113,7 +110,10 @@ def rehearse(scaled: Scaled, folder: Path, say: Callable[[str], None]) -> Rehear
         second = host.run(argv, world, folder / "run-2", timeout_seconds=_RUN_SECONDS)
         _check_ended(second, folder / "run-2")
     weights_log = folder / WEIGHTS_STEPS if scaled.starts_from_weights else None
-    verdict = judge(step_log, _trained_plan(folder), weights_log)
+    plan = _trained_plan(folder)
+    corpus = open_corpora(corpus_folders(folder, "hbp-corpus", scaled.count("hbp-corpus")))
+    pack_trained = step_totals(plan, kept_trained(plan, corpus)).pack_trained_tokens
+    verdict = judge(step_log, plan, pack_trained, weights_log)
     return Rehearsal(verdict, time.monotonic() - started)
 
 

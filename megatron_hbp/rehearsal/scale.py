@@ -45,6 +45,10 @@ class Scaled:
     def starts_from_weights(self) -> bool:
         return "pretrained-checkpoint" in self.flags
 
+    def count(self, flag: str) -> int:
+        """How often a flag that may be repeated is given."""
+        return len(Scaling(self.flags).texts(flag))
+
     def command_line(self, folder: Path) -> list[str]:
         """Words for the host's parser; everything that the run reads and writes is in `folder`."""
         return flag_words(self._in(folder))
@@ -55,6 +59,8 @@ class Scaled:
         weights = flags["pretrained-checkpoint"]
         away = ("pretrained-checkpoint", "load", "tensorboard-dir", "decoupled-lr")
         flags = {name: value for name, value in flags.items() if name not in away} | _WEIGHTS_ONLY
+        if flags["seed"] == Scaling(self.flags).number("seed", _HOST_SEED):
+            flags["seed"] = _WEIGHTS_SEED + 1  # other weights than the run would make by itself
         if "moe-router-enable-expert-bias" in flags:
             flags["moe-router-bias-update-rate"] = 0.0
         flags |= {"save": weights, "hbp-step-log": str(folder / WEIGHTS_STEPS)}
@@ -64,17 +70,19 @@ class Scaled:
         """The flags with the folders of a rehearsal in `folder`."""
         flags = dict(self.flags)
         for flag in ("hbp-corpus", "hbp-valid-corpus"):
-            count = len(Scaling(self.flags).texts(flag))
-            flags[flag] = [str(path) for path in corpus_folders(folder, flag, count)]
+            folders = corpus_folders(folder, flag, self.count(flag))
+            flags[flag] = [str(path) for path in folders]
         for flag, name in _FOLDERS.items():
             if flag in flags:
                 flags[flag] = str(folder / name)
         return flags
 
 
+_HOST_SEED, _WEIGHTS_SEED = 1234, 4321
+
 # A run of one step that leaves weights behind which no other run would start from by itself.
 _WEIGHTS_ONLY: dict[str, Value] = {
-    "seed": 4321,
+    "seed": _WEIGHTS_SEED,
     "lr": 0.0,
     "min-lr": 0.0,
     "exit-interval": 1,

@@ -1,10 +1,12 @@
 """Whether a rehearsal passed, from the step log of a run that was killed and went on.
 
 Guarantees (asserted by tests/unit/test_rehearsal_verdict.py):
-- it passes only when every step of the plan was trained with exactly the plan's sequences, across
-  one restart that went on from a checkpoint; when every step that was trained twice has the same
-  losses, bit for bit; when every loss is finite; when every level was trained; and, where it starts
-  from given weights, when its first losses are those that these weights have;
+- it passes only when every step of the plan was trained with the plan's sequences, and each pack
+  with as many trained tokens as the corpus has for it, across one restart that went on from a
+  checkpoint; when every step that was trained twice has the same losses, bit for bit; when every
+  loss is finite; when attention was given CP groups of each level's size, and every level was
+  trained; and, where it starts from given weights, when its first losses are those that these
+  weights have;
 - each thing that is wrong is a problem in words that names the step and the file.
 """
 
@@ -16,6 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from megatron_hbp.plan import Plan
 from megatron_hbp.trained import trained_steps
 
@@ -25,8 +29,8 @@ _SHOWN = 5
 @dataclass(frozen=True)
 class Verdict:
     """resumed_at: steps of the plan that the second run found trained. repeated_steps: steps that
-    both runs trained. microbatches: of each CP size, as logged. losses: mean loss per trained token
-    of each step. problems: none when the rehearsal passed.
+    both runs trained. microbatches: by the size of the CP group that attention was given. losses:
+    mean loss per trained token of each step. problems: none when the rehearsal passed.
     """
 
     steps: int
@@ -43,9 +47,12 @@ class Verdict:
         return not self.problems
 
 
-def judge(step_log: Path, plan: Plan, weights_log: Path | None = None) -> Verdict:
+def judge(
+    step_log: Path, plan: Plan, pack_trained: np.ndarray, weights_log: Path | None = None
+) -> Verdict:
     """The verdict on the log of two runs over a plan. Raises ValueError when there is no log.
 
+    pack_trained: int [packs], trained tokens of each pack of the plan, by the corpus.
     weights_log: of the run that made the weights which the first of them starts from.
     """
     trained = trained_steps(step_log, plan)
@@ -74,8 +81,9 @@ def judge(step_log: Path, plan: Plan, weights_log: Path | None = None) -> Verdic
     if weights_log is not None:
         problems += _other_weights(weights_log, runs)
     last = [_last(some) for some in runs.values()]
+    problems += _other_packs(plan, pack_trained, list(zip(runs, last, _ranks(runs), strict=True)))
     counts = Counter(
-        int(microbatch["level"].split(":")[1])
+        int(microbatch["cp_size"])
         for step in (last[0] if last else {}).values()
         for microbatch in step
     )
@@ -97,7 +105,7 @@ def judge(step_log: Path, plan: Plan, weights_log: Path | None = None) -> Verdic
 
 
 def _runs(file: Path) -> list[dict[str, Any]]:
-    """{"start", "steps": {step: micro-batches}} of each process that wrote the file."""
+    """{"start", "rank", "steps": {step: micro-batches}} of each process that wrote the file."""
     runs: list[dict[str, Any]] = []
     for line in file.read_text(errors="replace").splitlines():
         try:
@@ -105,10 +113,55 @@ def _runs(file: Path) -> list[dict[str, Any]]:
         except ValueError:  # cut off by the kill
             continue
         if "start" in entry:
-            runs.append({"start": entry["start"], "steps": {}})
+            runs.append({"start": entry["start"], "rank": entry["rank"], "steps": {}})
         elif runs and "step" in entry:
             runs[-1]["steps"][entry["step"]] = entry["microbatches"]
     return runs
+
+
+def _ranks(runs: dict[str, list[dict[str, Any]]]) -> list[int]:
+    """Of each file its rank in the DP x CP domain, which tensor-parallel ranks share; -1: none."""
+    return [some[-1]["rank"] if some else -1 for some in runs.values()]
+
+
+def _other_packs(
+    plan: Plan,
+    pack_trained: np.ndarray,
+    logged: list[tuple[str, dict[int, list[dict[str, Any]]], int]],
+) -> list[str]:
+    """CP groups of another size than the level's, and packs with other tokens than the corpus'.
+
+    What is trained is counted from the batches; levels and ids in the log are the plan's.
+    """
+    problems: list[str] = []
+    missing = sorted(set(range(plan.num_ranks)) - {rank for _, _, rank in logged})
+    if missing:
+        return [f"ranks {missing[:_SHOWN]} logged nothing"]
+    trained: Counter[tuple[int, int, int]] = Counter()  # of each copy of each pack
+    copies: Counter[int] = Counter()
+    for name, steps, rank in logged:
+        for step, microbatches in steps.items():
+            for m, microbatch in enumerate(microbatches):
+                at = step * plan.num_microbatches + m
+                if at >= len(plan.microbatch_level):
+                    continue
+                level = plan.levels[plan.microbatch_level[at]]
+                if microbatch["cp_size"] != level.cp_size:
+                    problems.append(
+                        f"{name}: step {step}, micro-batch {m} of level {level} was trained with "
+                        f"CP size {microbatch['cp_size']}"
+                    )
+                pack, _ = plan.pack_index(at, rank)
+                trained[at, pack, copies[rank]] += microbatch["trained_tokens"]
+        copies[rank] += 1
+    for (at, pack, _), count in sorted(trained.items()):
+        if count != pack_trained[pack]:
+            step, m = divmod(at, plan.num_microbatches)
+            problems.append(
+                f"step {step}, micro-batch {m}: {count} tokens of pack {pack} were trained, the "
+                f"corpus has {pack_trained[pack]} for its sequences"
+            )
+    return problems[:_SHOWN]
 
 
 def _different(name: str, first: dict, second: dict, steps: list[int]) -> list[str]:

@@ -140,6 +140,7 @@ def test_step_log_has_every_micro_batch_of_every_rank(run):
             for logged in line["microbatches"]:
                 item = next(recorded)
                 assert logged["level"] == str(run.plan.levels[item["level"]])
+                assert logged["cp_size"] == run.plan.levels[item["level"]].cp_size
                 assert logged["loss_sum"] == item["returned"][0]
                 assert logged["trained_tokens"] == item["returned"][1]
                 assert logged["cpu_seconds"] > 0.0

@@ -15,7 +15,7 @@ import pytest
 
 from megatron_hbp import cli
 from megatron_hbp.plan import Plan
-from megatron_hbp.rehearsal.launcher import launcher
+from megatron_hbp.rehearsal.launcher import RehearsalError, launcher
 from megatron_hbp.trained import trained_steps
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -183,10 +183,15 @@ def test_a_recipe_whose_lengths_are_beyond_its_levels(small, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)]
+    ("who", "sent", "code"),
+    [
+        ("command", signal.SIGKILL, -signal.SIGKILL),
+        ("command", signal.SIGINT, 130),
+        ("launcher", signal.SIGKILL, 1),
+    ],
 )
-def test_nothing_is_left_running(small, sent, code):
-    """The command is stopped after a checkpoint, for which each rank has started a process."""
+def test_nothing_is_left_running(small, who, sent, code):
+    """One is stopped after a checkpoint, for which each rank has started a process."""
     temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # short: see rehearse.py
     process = subprocess.Popen(
         [sys.executable, "-m", "megatron_hbp.cli", "rehearse", str(small), "--processes", "2"],
@@ -206,9 +211,11 @@ def test_nothing_is_left_running(small, sent, code):
         for child in psutil.Process(process.pid).children(recursive=True):
             started[child.pid] = child
         assert len(started) >= 5  # the process that loads megatron, ranks, what these started
-        process.send_signal(sent)
-        process.communicate(timeout=20)
+        (launcher_process,) = psutil.Process(process.pid).children()
+        (process if who == "command" else launcher_process).send_signal(sent)
+        out, _ = process.communicate(timeout=20)
         assert process.returncode == code
+        assert (b"was it killed, for memory perhaps?" in out) == (who == "launcher")
         _, alive = psutil.wait_procs(list(started.values()), timeout=10)
         assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
         time.sleep(1)  # the last process tidies up after its ranks have ended
@@ -216,7 +223,8 @@ def test_nothing_is_left_running(small, sent, code):
             folder.name for folder in temporary.iterdir() if not (folder / "flags.txt").exists()
         ]
         assert left == []
-        assert sent == signal.SIGKILL or list(temporary.iterdir()) == []
+        # without --output a folder stays where nobody could remove it, or for its logs
+        assert (list(temporary.iterdir()) == []) == (sent == signal.SIGINT)
     finally:
         for child in [*started.values()]:
             if child.is_running():
@@ -226,11 +234,15 @@ def test_nothing_is_left_running(small, sent, code):
         shutil.rmtree(temporary)
 
 
-def test_a_process_that_ends_while_it_loads_says_so(tmp_path, monkeypatch):
+def test_a_process_that_ends_while_it_loads_says_so(tmp_path, small, capsys, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text("raise SystemExit('megatron cannot be found')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with (
         launcher(tmp_path / "log") as host,
-        pytest.raises(ValueError, match=r"the process that trains ended \(.*cannot be found\)"),
+        pytest.raises(RehearsalError, match=r"the process that trains ended \(.*cannot be found\)"),
     ):
         host.wait_until_loaded()
+    output = tmp_path / "output"
+    assert cli.main(["rehearse", str(small), "--output", str(output)]) == 1
+    assert str(output / "launcher.log") in capsys.readouterr().out
+    assert "cannot be found" in (output / "launcher.log").read_text()

@@ -327,5 +327,7 @@ def test_weights_are_made_apart_from_the_run_that_starts_from_them(recipe, tmp_p
     assert not {"--load", "--pretrained-checkpoint"} & set(weights)
     for flag in ("--hbp-step-log", "--seed", "--lr"):
         assert words[words.index(flag) + 1] != weights[weights.index(flag) + 1]
+    same = scale(recipe('pretrained-checkpoint = "w"\nseed = 4321')).weights_command_line(tmp_path)
+    assert same[same.index("--seed") + 1] != "4321"
     for flag in ("--hbp-plan-cache", "--hbp-corpus", "--hbp-level", "--num-layers"):
         assert words[words.index(flag) + 1] == weights[weights.index(flag) + 1]

@@ -41,12 +41,18 @@ def _step(plan, step: int, rank: int) -> dict:
         microbatches.append(
             {
                 "level": str(level),
+                "cp_size": level.cp_size,
                 "loss_sum": 5.0 + at / 7 + rank,
                 "trained_tokens": 10,
                 "sequences": ids,
             }
         )
     return {"plan": plan.hash()[:12], "step": step, "rank": rank, "microbatches": microbatches}
+
+
+def pack_trained(plan) -> np.ndarray:
+    """Each rank of those that share a pack trains 10 tokens."""
+    return np.array([10 * plan.levels[level].cp_size for level in plan.pack_level()])
 
 
 def write(folder, files):
@@ -58,7 +64,7 @@ def write(folder, files):
 
 def judged(folder, plan, files):
     write(folder, files)
-    return judge(folder, plan)
+    return judge(folder, plan, pack_trained(plan))
 
 
 def test_passed(plan, tmp_path):
@@ -121,7 +127,20 @@ def one_level_only(plan, files):
     for lines in files:
         for line in lines:
             for microbatch in line.get("microbatches", []):
-                microbatch["level"] = "32:1"
+                microbatch["cp_size"] = 1
+
+
+def other_cp_size(plan, files):
+    _change(files[1], SAVED, 1, cp_size=3)
+
+
+def other_tokens(plan, files):
+    """The log's ids are the plan's whatever was read: tokens are counted from the batch."""
+    _change(files[1], plan.num_steps - 1, 1, trained_tokens=9)
+
+
+def a_rank_that_logged_nothing(plan, files):
+    files.pop()
 
 
 @pytest.mark.parametrize(
@@ -134,6 +153,9 @@ def one_level_only(plan, files):
         (started_over, r"started at step 0: it did not find the checkpoint.*--load.*--finetune"),
         (killed_too_early, r"no step was trained by both runs"),
         (never_restarted, r"0 restarts were logged, there must be 1"),
+        (other_cp_size, r"rank-00001.jsonl: step 3, micro-batch 0 of level .* with CP size 3"),
+        (other_tokens, r"step \d+, micro-batch 0: \d?9 tokens of pack \d+ .* corpus has \d0 for"),
+        (a_rank_that_logged_nothing, r"ranks \[1\] logged nothing"),
         (one_level_only, r"no micro-batch of level 64:2 was trained"),
     ],
 )
@@ -155,18 +177,18 @@ def test_a_line_cut_off_by_the_kill_is_passed_over(plan, tmp_path):
         text = [json.dumps(line) for line in lines]
         text[KILLED + 1 : KILLED + 1] = [text[KILLED][:40]]
         (folder / f"rank-{rank:05d}.jsonl").write_text("\n".join(text) + "\n")
-    assert judge(folder, plan) == verdict
+    assert judge(folder, plan, pack_trained(plan)) == verdict
 
 
 def test_weights_that_were_not_loaded(plan, tmp_path):
     files = log_of(plan)
     write(tmp_path / "log", files)
     write(tmp_path / "weights", [lines[:2] for lines in files])
-    assert judge(tmp_path / "log", plan, tmp_path / "weights").passed
+    assert judge(tmp_path / "log", plan, pack_trained(plan), tmp_path / "weights").passed
     write(tmp_path / "nothing", [])
     _change(files[1], 0, 0, loss_sum=4.0)
     write(tmp_path / "others", [lines[:2] for lines in files])
     for folder, name in (("others", "rank-00001"), ("nothing", "rank-00000")):
-        problems = judge(tmp_path / "log", plan, tmp_path / folder).problems
+        problems = judge(tmp_path / "log", plan, pack_trained(plan), tmp_path / folder).problems
         assert problems[0].startswith(f"{name}.jsonl: step 0 has losses")
         assert "--pretrained-checkpoint: they were not loaded" in problems[0]
