@@ -7,14 +7,16 @@ Guarantees (asserted by tests/distributed/test_lockstep.py against recorded runs
 By the sources alone (tests/unit/test_collectives.py), not recorded: Transformer Engine's layers,
 expert TP above 1 and the dispatcher flex, whose two exchanges are no collectives of
 torch.distributed. There kernels may overlap or fuse what is listed; what lockstep needs, that the
-list depends on nothing but stage, chunk, level and direction, is the same. Left out, because the
-same on all ranks of a stage whatever the plan: start-up, evaluation, checkpoints, logs, and how
-gradients are cut into buckets.
+list depends on nothing but stage, chunk, level and direction, is the same. Not followed, so that
+there the list is not the host's, which `not_followed` says: selective recompute, uniform recompute
+of several layers at once, and dense layers behind MoE layers. Left out, because the same on all
+ranks of a stage whatever the plan: start-up, evaluation, checkpoints, logs, how gradients are cut
+into buckets, the sum of tied embeddings' gradients over first and last stage, experts' biases.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from megatron_hbp.check.rank_layout import RankLayout
 from megatron_hbp.level import Level
@@ -77,28 +79,51 @@ class StageWork:
     chunks: tuple[ChunkWork, ...]
 
 
+def not_followed(arguments: Mapping[str, Any]) -> list[str]:
+    """Of the host's arguments, those under which a rank issues other collectives than listed.
+
+    All members of a group do so alike: what lockstep concludes stays true.
+    """
+    found = []
+    if arguments["recompute_granularity"] == "selective":
+        found.append("--recompute-granularity selective, which does a part of a layer again")
+    layers = arguments["recompute_num_layers"] or 1
+    if arguments["recompute_method"] == "uniform" and layers > 1:
+        found.append(f"--recompute-method uniform with {layers} layers at once")
+    pattern = arguments["moe_layer_freq"]
+    kinds = [0, 1] if pattern == 1 else [1, 0] if isinstance(pattern, int) else pattern
+    if arguments["num_experts"] and sorted(kinds) != list(kinds):
+        found.append("--moe-layer-freq with dense layers behind MoE layers")
+    return [
+        f"the collectives of a rank are listed and counted as if there were no {what}"
+        for what in found
+    ]
+
+
 def stage_work(
     levels: Sequence[Level],
     *,
     num_chunks: int,
     dense_layers: Sequence[int],
     moe_layers: Sequence[int],
-    recomputed_always: bool = False,
+    by_flags: int | Literal["full"] = 0,
 ) -> StageWork:
     """One stage from the layers of each of its chunks.
 
     num_chunks: stages x virtual stages; a level's recompute layers are spread over them, rounded
-    up. recomputed_always: --recompute-granularity full without a level's own setting.
+    up. by_flags: layers of each chunk that --recompute-granularity full recomputes in levels
+    without a setting of their own.
     """
     chunks = []
     for dense, moe in zip(dense_layers, moe_layers, strict=True):
         recomputed = []
         for level in levels:
             wanted = level.recompute_layers
-            if wanted == "full" or (wanted == 0 and recomputed_always):
-                recomputed.append(dense + moe)
+            if wanted == 0:
+                each = by_flags
             else:
-                recomputed.append(min(-(-wanted // num_chunks), dense + moe))
+                each = wanted if wanted == "full" else -(-wanted // num_chunks)
+            recomputed.append(dense + moe if each == "full" else min(each, dense + moe))
         chunks.append(ChunkWork(dense_layers=dense, moe_layers=moe, recomputed=tuple(recomputed)))
     return StageWork(chunks=tuple(chunks))
 

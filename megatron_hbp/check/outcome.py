@@ -10,9 +10,9 @@ Guarantees (asserted by tests/unit/test_check_outcome.py):
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from megatron_hbp.check.collectives import ModelTraffic, StageWork, stage_work
+from megatron_hbp.check.collectives import ModelTraffic, StageWork, not_followed, stage_work
 from megatron_hbp.check.facts import Facts, StageFacts
 from megatron_hbp.check.lockstep import Lockstep, lockstep
 from megatron_hbp.check.memory import (
@@ -183,6 +183,7 @@ def _look_at_plan(found: Outcome) -> None:
     found.works, found.traffic = _works(found, levels), _traffic(arguments)
     found.lockstep = lockstep(plan, ranks, found.works, found.traffic)
     found.problems += found.lockstep.problems
+    found.notes += not_followed(arguments)
     if arguments["microbatch_group_size_per_vp_stage"] not in (None, len(stages)):
         found.notes.append(
             "the order of work is that of groups of as many micro-batches as stages: lockstep and "
@@ -230,10 +231,19 @@ def _works(found: Outcome, levels: Sequence[Level]) -> tuple[StageWork, ...]:
             num_chunks=len(stages) * len(stage.chunk_moe_layers),
             dense_layers=stage.chunk_dense_layers,
             moe_layers=stage.chunk_moe_layers,
-            recomputed_always=found.facts.arguments["recompute_granularity"] == "full",
+            by_flags=_recomputed_by_flags(found.facts.arguments),
         )
         for stage in stages
     )
+
+
+def _recomputed_by_flags(arguments: dict[str, Any]) -> int | Literal["full"]:
+    """Layers of each chunk, in levels without a setting of their own."""
+    if arguments["recompute_granularity"] != "full":
+        return 0
+    if arguments["recompute_method"] == "uniform":
+        return "full"
+    return arguments["recompute_num_layers"]
 
 
 def _traffic(arguments: dict[str, Any]) -> ModelTraffic:

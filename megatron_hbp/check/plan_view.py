@@ -112,6 +112,31 @@ def _array_problems(plan: Plan) -> list[str]:
                 f"the plan names sequence {part.min() if part.min() < 0 else part.max()} of "
                 f"{len(plan.seq_lens)}; plan again"
             ]
+    return _too_long(plan)
+
+
+def _too_long(plan: Plan) -> list[str]:
+    """Packs that their ranks cannot build: these would stop, and all others wait for them."""
+    level_of = plan.pack_level()
+    capacity = np.array([level.pack_len for level in plan.levels], dtype=np.int64)
+    multiples = np.array(plan.alignment.document_multiples, dtype=np.int64)
+    for start in range(0, plan.num_packs, _PACKS_AT_ONCE):
+        bounds = np.asarray(plan.pack_offsets[start : start + _PACKS_AT_ONCE + 1], dtype=np.int64)
+        ids = plan.sequence_ids[bounds[0] : bounds[-1]]
+        levels = level_of[start : start + _PACKS_AT_ONCE]
+        multiple = np.repeat(multiples[levels], np.diff(bounds))
+        aligned = -(-plan.seq_lens[ids].astype(np.int64) // multiple) * multiple
+        used = np.diff(np.concatenate([[0], np.cumsum(aligned)])[bounds - bounds[0]])
+        wrong = np.flatnonzero(used > capacity[levels])
+        if len(wrong):
+            pack = int(start + wrong[0])
+            at = int(np.searchsorted(plan.microbatch_offsets, pack, side="right")) - 1
+            step, microbatch = divmod(at, plan.num_microbatches)
+            return [
+                f"step {step}, micro-batch {microbatch}: pack {pack} has {used[wrong[0]]} tokens, "
+                f"its level {plan.levels[level_of[pack]]} takes {capacity[level_of[pack]]}; plan "
+                "again"
+            ]
     return []
 
 

@@ -93,6 +93,44 @@ def test_an_order_of_work_that_is_not_followed_is_said(tmp_path):
     assert any("--microbatch-group-size-per-virtual" in note for note in conclusion(given).notes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recompute_granularity": "selective"}, "no --recompute-granularity selective, which"),
+        (
+            {
+                "recompute_granularity": "full",
+                "recompute_method": "uniform",
+                "recompute_num_layers": 2,
+            },
+            "no --recompute-method uniform with 2 layers at once",
+        ),
+        ({"num_experts": 8, "moe_layer_freq": 2}, "no --moe-layer-freq with dense layers behind"),
+        ({"num_experts": 8, "moe_layer_freq": [0, 1, 0]}, "no --moe-layer-freq with dense layers"),
+        ({"num_experts": 8, "moe_layer_freq": [0, 1, 1]}, None),
+        ({"moe_layer_freq": 2}, None),
+    ],
+)
+def test_collectives_that_are_not_followed_are_said(tmp_path, changes, message):
+    given = facts(tmp_path)
+    given.arguments |= changes
+    notes = [note for note in conclusion(given).notes if note.startswith("the collectives of")]
+    assert len(notes) == (message is not None)
+    assert message is None or message in notes[0]
+
+
+def test_layers_that_flags_recompute_are_counted(tmp_path):
+    """--recompute-method block recomputes the first layers of each chunk, uniform all of them."""
+    given = facts(tmp_path)
+    given.arguments |= {"recompute_granularity": "full", "recompute_method": "block"}
+    given.arguments["recompute_num_layers"] = 1
+    chunks = [work.chunks[0] for work in conclusion(given).works]
+    assert [chunk.recomputed for chunk in chunks] == [(1, 1), (1, 1)]
+    given.arguments["recompute_method"] = "uniform"
+    chunks = [work.chunks[0] for work in conclusion(given).works]
+    assert [chunk.recomputed for chunk in chunks] == [(2, 2), (2, 2)]
+
+
 def test_a_plan_that_breaks_lockstep_is_a_problem(tmp_path):
     given = facts(tmp_path)
     plan = Plan.load(str(given.plan))

@@ -74,16 +74,23 @@ def test_the_auxiliary_loss_of_a_recomputed_layer_comes_with_its_second_forward(
 
 
 @pytest.mark.parametrize(
-    ("recompute", "always", "wanted"),
-    [(0, False, [0, 0]), (0, True, [4, 3]), ("full", False, [4, 3]), (5, False, [3, 3])],
+    ("recompute", "by_flags", "wanted"),
+    [
+        (0, 0, [0, 0]),
+        (0, "full", [4, 3]),
+        (0, 2, [2, 2]),
+        (0, 4, [4, 3]),
+        ("full", 0, [4, 3]),
+        (5, 0, [3, 3]),
+    ],
 )
-def test_recomputed_layers_are_spread_over_chunks(recompute, always, wanted):
+def test_recomputed_layers_are_spread_over_chunks(recompute, by_flags, wanted):
     """5 of 2 chunks: 3 in each, as `block` counts."""
     work = stage_work(
         [Level(64, 1, recompute)],
         num_chunks=2,
         dense_layers=[1, 0],
         moe_layers=[3, 3],
-        recomputed_always=always,
+        by_flags=by_flags,
     )
     assert [chunk.recomputed[0] for chunk in work.chunks] == wanted

@@ -53,6 +53,11 @@ BROKEN = {
         {"sequence_ids": lambda a: a.__setitem__(7, 300)},
         r"the plan names sequence 300 of 300; plan again",
     ),
+    "a pack too long for its level": (
+        GOOD,
+        {"seq_lens": lambda a: a.__setitem__(7, 257)},
+        r"step \d+, micro-batch \d: pack \d+ has \d+ tokens, its level \S+ takes \d+; plan again",
+    ),
     "other ranks": (
         RankLayout(world_size=16),
         {},
