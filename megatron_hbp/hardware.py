@@ -25,8 +25,8 @@ class Device:
     attention_efficiency: the share of it that the linear part of a layer (its element-wise work
     included) and flash attention reach, above 0, at most 1. intra_node_bandwidth,
     inter_node_bandwidth: bytes/s of one GPU, one way, achieved. launch_seconds: fixed cost of a
-    layer in every micro-batch, forward and backward together. compute_capability: major.minor, which
-    decides what the host allows (FP8 from 8.9 on).
+    layer in every micro-batch, forward and backward together. compute_capability: major.minor,
+    which decides what the host allows (FP8 from 8.9 on).
     """
 
     name: str
@@ -72,6 +72,7 @@ def _device(
     tflops: float,
     efficiency: tuple[float, float],
     links: tuple[float, float],
+    *,
     capability: float,
 ) -> Device:
     """efficiency: of matrix products and of attention. links: peak GB/s of one GPU, one way, inside
@@ -95,10 +96,10 @@ def _device(
 # 200 Gb/s on DGX A100, 400 Gb/s on DGX H100, H200, B200). Efficiencies meet published speeds in
 # bf16, see docs/profile.md.
 _KNOWN = (
-    _device("a100-80gb", 79.15, 312, (0.62, 0.55), (300, 25), 8.0),
-    _device("h100-80gb", 79.11, 989, (0.55, 0.50), (450, 50), 9.0),
-    _device("h200-141gb", 139.8, 989, (0.55, 0.50), (450, 50), 9.0),
-    _device("b200-192gb", 178.35, 2250, (0.50, 0.45), (900, 50), 10.0),
+    _device("a100-80gb", 79.15, 312, (0.62, 0.55), (300, 25), capability=8.0),
+    _device("h100-80gb", 79.11, 989, (0.55, 0.50), (450, 50), capability=9.0),
+    _device("h200-141gb", 139.8, 989, (0.55, 0.50), (450, 50), capability=9.0),
+    _device("b200-192gb", 178.35, 2250, (0.50, 0.45), (900, 50), capability=10.0),
 )
 
 DEVICES = {device.name: device for device in _KNOWN}
