@@ -1,9 +1,10 @@
 """What the checkpoint that the host is about to load says about its run: read before it starts.
 
-Guarantees:
+Guarantees (asserted by tests/host/test_resume_start.py):
 - every rank reads the same file, the host's own common state, and needs no communication for it;
 - what cannot be read here (formats other than `torch_dist`, local checkpoints) is told apart from
-  what is not there.
+  what is not there;
+- weights and checkpoints that are not where the host looks end the run before a model is built.
 """
 
 import os
@@ -13,6 +14,7 @@ from typing import Any
 
 from megatron.core.dist_checkpointing import check_is_distributed_checkpoint, load_common_state_dict
 from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.msc_utils import maybe_msc
 from megatron.training.checkpointing import (
     checkpoint_exists,
     get_checkpoint_name,
@@ -78,11 +80,54 @@ def checkpoint_to_load(args: Any) -> Checkpoint | None:
     )
 
 
+def check_weights(args: Any) -> None:
+    """Raises ValueError when the weights that the run must start from are not where the host looks.
+
+    args: the host's, validated. Without it the host ends after all models are built, or, with
+    --finetune alone, trains random weights.
+    """
+    if checkpoint_exists(args.load):
+        return
+    weights = args.pretrained_checkpoint
+    if weights is not None and not checkpoint_exists(weights):
+        raise ValueError(
+            f"neither --load {args.load} nor --pretrained-checkpoint {weights} holds a checkpoint: "
+            f"there is no {get_checkpoint_tracker_filename(weights)}; give the folder above "
+            "iter_..., see docs/weights.md"
+        )
+    if weights is not None:
+        _tracked(args, "pretrained_checkpoint")
+    elif args.finetune and args.load is not None:
+        raise ValueError(
+            f"--finetune without a checkpoint in --load {args.load} would train random weights: "
+            f"there is no {get_checkpoint_tracker_filename(args.load)}; give the folder above "
+            "iter_..., or leave --finetune out"
+        )
+
+
+def _tracked(args: Any, load_arg: str) -> str:
+    """The folder that the tracker file, or --ckpt-step, names. Raises ValueError without one."""
+    tracker = get_checkpoint_tracker_filename(getattr(args, load_arg))
+    try:
+        path = get_load_checkpoint_path_by_args(args, load_arg)
+    except (SystemExit, AssertionError):  # the host would end here as if all were well
+        raise ValueError(
+            f"{tracker} names no iteration; write the number of the last whole iter_... folder "
+            "beside it into it"
+        ) from None
+    if not maybe_msc.os.path.exists(path):
+        raise ValueError(
+            f"{'--ckpt-step' if args.ckpt_step else tracker} names {path}, which is not there; "
+            "name one that is"
+        )
+    return path
+
+
 def _path(args: Any) -> str | None:
     """As the host chooses: a non-persistent checkpoint unless a later persistent one is there."""
     persistent, iteration = None, -1
     if checkpoint_exists(args.load):
-        persistent = get_load_checkpoint_path_by_args(args)
+        persistent = _tracked(args, "load")
         iteration, _ = read_metadata(get_checkpoint_tracker_filename(args.load))
         iteration = args.ckpt_step or iteration
     if args.non_persistent_ckpt_type == "global":

@@ -59,6 +59,8 @@ def answer(question: Question, facts: Facts) -> None:
         args, config, model_config = _arguments(facts)
         levels = config.level
         with _told(facts):
+            _weights(facts, args)
+        with _told(facts):
             plan = _plan(question, facts, args, config)
             levels = levels if plan is None else plan.levels
         with _told(facts):
@@ -118,6 +120,17 @@ def _plain(args: Any) -> dict[str, Any]:
         for name, value in vars(args).items()
         if isinstance(value, list) and all(isinstance(item, kinds) for item in value)
     }
+
+
+def _weights(facts: Facts, args: Any) -> None:
+    """The weights that the run starts from, where they are here."""
+    from megatron_hbp.host.checkpoint import check_weights
+
+    folder = args.pretrained_checkpoint or (args.load if args.finetune else None)
+    if folder is not None and not Path(folder).exists():
+        facts.notes.append(f"the weights {folder} are not here: they are not looked at")
+    else:
+        check_weights(args)
 
 
 def _plan(question: Question, facts: Facts, args: Any, config: HbpConfig) -> Plan | None:

@@ -106,6 +106,7 @@ def _setup(config: HbpConfig, args: Any, model_config: Any) -> Any:
     from megatron_hbp.corpus.joint import parts_of
     from megatron_hbp.host import checks
     from megatron_hbp.host.aux_scale import AuxScale
+    from megatron_hbp.host.checkpoint import check_weights
     from megatron_hbp.host.iterations import set_iterations
     from megatron_hbp.host.layer_spec import hbp_layer_spec
     from megatron_hbp.host.plan_source import training_plan, validation_plan
@@ -114,6 +115,7 @@ def _setup(config: HbpConfig, args: Any, model_config: Any) -> Any:
     from megatron_hbp.host.weights import check_loaded_weights
 
     checks.check_arguments(args, config)
+    check_weights(args)
     if config.level:
         checks.check_levels_fit(args, config.level)
     shape = run_shape(args)

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing import ShardedTensor, check_is_distributed_checkpoint
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import apply_factories
 from megatron.core.dist_checkpointing.serialization import (
     load_content_metadata,
     load_tensors_metadata,
 )
-from megatron.core.dist_checkpointing.validation import verify_checkpoint
 from megatron.core.utils import unwrap_model
 from megatron.training import get_args
 from megatron.training.checkpointing import checkpoint_exists, get_load_checkpoint_path_by_args
@@ -42,7 +41,13 @@ def check_loaded_weights(model: list[Any]) -> list[Any]:
     if not wanted or not checkpoint_exists(folder):
         return model
     path = get_load_checkpoint_path_by_args(args, load_arg)
-    verify_checkpoint(path)
+    if not check_is_distributed_checkpoint(path):
+        end_every_rank(
+            ValueError(
+                f"the checkpoint {path} has no metadata.json: it is not whole or of another format "
+                "than torch_dist; load another one, or convert it, see docs/weights.md"
+            )
+        )
     saved = {key for key in load_tensors_metadata(path) if not _is_optimizer(key)}
     parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, _own_keys(model, path))

@@ -4,6 +4,8 @@
 tokens without packing.
 """
 
+import shutil
+
 import pytest
 import torch
 
@@ -30,12 +32,11 @@ def _argv(model: list[str]) -> list[str]:
     ]
 
 
-def _plan(folder) -> list[str]:
-    lens, packs = packs_of_lengths([[40, 20]])
+def _plan(folder, steps=1) -> list[str]:
+    lens, packs = packs_of_lengths([[40, 20]] * steps)
     corpus = handmade.random_corpus(folder / "corpus", lens)
-    save_plan(
-        folder / "plan", corpus, packs, [2], budget=BUDGET, num_ranks=RANKS, num_microbatches=1
-    )
+    sizes = {"budget": BUDGET, "num_ranks": RANKS, "num_microbatches": 1}
+    save_plan(folder / "plan", corpus, packs, [2] * steps, **sizes)
     return ["--hbp-plan", str(folder / "plan")]
 
 
@@ -72,6 +73,51 @@ def test_stock_checkpoint_into_hbp_and_back(cluster, tmp_path, model):
         _assert_same(back[rank]["weights_at_start"], ours[rank]["weights"])
         name = next(n for n in ours[rank]["weights"] if "linear_proj" in n)
         assert not torch.equal(ours[rank]["weights"][name], ours[rank]["weights_at_start"][name])
+
+
+def test_a_run_starts_from_weights_alone_and_goes_on_from_its_own_checkpoint(cluster, tmp_path):
+    """Weights as Megatron-Bridge leaves them: iteration 0, nothing of a run beside them. The same
+    command starts from them, and the second time from what it saved itself: bit-equal to a run
+    that was not interrupted.
+    """
+    from megatron.core.dist_checkpointing import load_common_state_dict
+
+    argv = _argv(flags.GQA)
+    stock, weights = tmp_path / "stock", tmp_path / "weights"
+    made = _stock(cluster, argv, "--no-save-optim", "--no-save-rng", *SAVE, str(stock))
+    shutil.copytree(stock / "iter_0000001", weights / "iter_0000000")
+    (weights / "latest_checkpointed_iteration.txt").write_text("0")
+    state = load_common_state_dict(str(weights / "iter_0000000"))
+    kept = {key: state[key] for key in ("checkpoint_version", "content_metadata")}
+    torch.save(kept | {"iteration": 0}, weights / "iter_0000000" / "common.pt")  # it goes first
+
+    del argv[argv.index("--train-iters") :]
+    argv += [*_plan(tmp_path, 2), "--use-distributed-optimizer"]
+    argv += ["--dist-ckpt-optim-fully-reshardable", "--pretrained-checkpoint", str(weights)]
+
+    def run(name, *more):
+        folder = str(tmp_path / name)
+        return _hbp(cluster, [*argv, "--load", folder, *SAVE, folder, *more])
+
+    whole = run("whole")
+    first = run("parts", "--exit-interval", "1")
+    shutil.rmtree(weights)  # a restart has no need of them
+    second = run("parts")
+    for rank in range(RANKS):
+        _assert_same(first[rank]["weights_at_start"], made[rank]["weights"])
+        _assert_same(second[rank]["weights"], whole[rank]["weights"])
+        assert [*first[rank]["losses"], *second[rank]["losses"]] == whole[rank]["losses"]
+    assert len(whole[0]["losses"]) == 2
+
+
+def test_a_checkpoint_that_is_not_whole_stops_the_run(cluster, tmp_path):
+    plan = _plan(tmp_path)
+    _stock(cluster, _argv(flags.GQA), *SAVE, str(tmp_path / "stock"))
+    (tmp_path / "stock" / "iter_0000001" / "metadata.json").unlink()
+    argv = [*_argv(flags.GQA), *plan, *LOAD, str(tmp_path / "stock")]
+    ended = cluster.run(RANKS, "tests.distributed.jobs_recorded:printed_error", argv=argv)
+    assert [result["code"] for result in ended] == [1] * RANKS
+    assert "iter_0000001 has no metadata.json: it is not whole or of another" in ended[0]["error"]
 
 
 def test_foreign_and_missing_weights_stop_the_run(cluster, tmp_path):

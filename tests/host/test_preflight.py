@@ -115,6 +115,18 @@ def test_stages_are_built_although_there_is_no_plan(tmp_path):
     assert any("no plan" in note for note in facts.notes)
 
 
+def test_weights_are_looked_at_where_they_are(tmp_path, lengths):
+    """A note where they are not here; a problem where the folder is here and has no checkpoint."""
+    for weights, problems, notes in ((tmp_path / "none", 0, 1), (tmp_path, 1, 0)):
+        argv = [*GPU, *MODEL, *LAYOUT, *WITHOUT_CORPUS, "--pretrained-checkpoint", str(weights)]
+        folder = tmp_path / f"asked-{problems}"
+        folder.mkdir()
+        facts = ask(folder, argv, 16, lengths=lengths)
+        assert len(facts.problems) == problems
+        assert sum("the weights" in note for note in facts.notes) == notes
+        assert all("latest_checkpointed_iteration.txt" in text for text in facts.problems)
+
+
 def test_the_runs_own_corpus_is_planned_and_nothing_is_written_to_it(tmp_path):
     corpus = tmp_path / "corpus"
     handmade.random_corpus(corpus, LENS)

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint
 from megatron.core.dist_checkpointing import ShardedObject
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 
-from megatron_hbp.host.checkpoint import Checkpoint, checkpoint_to_load
+from megatron_hbp.host.checkpoint import Checkpoint, check_weights, checkpoint_to_load
 from megatron_hbp.host.iterations import set_iterations
 from megatron_hbp.host.resume import Start, consumed_steps, find_start, start_after
 from megatron_hbp.level import Level
@@ -118,6 +118,7 @@ def _args(folder: Path | None, **changes):
         "auto_detect_ckpt_format": False,
         "ckpt_format": "torch_dist",
         "ckpt_step": None,
+        "pretrained_checkpoint": None,
     }
     return Namespace(**settings | changes)
 
@@ -184,6 +185,42 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
         file.write_bytes(b"")
     with pytest.raises(ValueError, match=r"iter_0000005 cannot be read .*--ckpt-step"):
         checkpoint_to_load(_args(tmp_path))
+
+
+def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
+    """The host would end with exit code 0 on a tracker it cannot read, as if all were trained."""
+    _save(tmp_path, 5)
+    with pytest.raises(ValueError, match=r"--ckpt-step names .*iter_0000004, which is not there"):
+        checkpoint_to_load(_args(tmp_path, ckpt_step=4))
+    tracker = tmp_path / "latest_checkpointed_iteration.txt"
+    tracker.write_text("6")
+    with pytest.raises(ValueError, match=r"iteration.txt names .*iter_0000006, which is not there"):
+        checkpoint_to_load(_args(tmp_path))
+    for text in ("", "x", "-1"):
+        tracker.write_text(text)
+        with pytest.raises(ValueError, match=r"iteration.txt names no iteration; write the number"):
+            checkpoint_to_load(_args(tmp_path))
+
+
+def test_weights_are_where_the_host_looks_or_the_run_ends(tmp_path):
+    weights, checkpoints = tmp_path / "weights", tmp_path / "checkpoints"
+    _save(weights, 0)
+    first = _args(checkpoints, pretrained_checkpoint=str(weights))
+    check_weights(first)
+    assert checkpoint_to_load(first) is None
+    for given in (tmp_path / "nothing", weights / "iter_0000000"):
+        with pytest.raises(ValueError, match=r"neither --load .* nor .* the folder above iter_"):
+            check_weights(_args(checkpoints, pretrained_checkpoint=str(given)))
+    (weights / "latest_checkpointed_iteration.txt").write_text("7")
+    with pytest.raises(ValueError, match=r"weights/latest_.* names .*iter_0000007, which is not"):
+        check_weights(first)
+    with pytest.raises(ValueError, match=r"--finetune without a checkpoint in --load .* random"):
+        check_weights(_args(checkpoints, finetune=True))
+    check_weights(_args(checkpoints))  # from the host's own start
+    check_weights(_args(None))
+    _save(checkpoints, 5)  # once there is a checkpoint of the run, the weights may be gone
+    check_weights(_args(checkpoints, pretrained_checkpoint=str(tmp_path / "nothing")))
+    check_weights(_args(checkpoints, finetune=True))
 
 
 def _schedule(**changes):
