@@ -262,7 +262,8 @@ def _plan_lines(document: dict[str, Any]) -> str:
             f"learning rate {schedule['lr']:g} after {schedule['lr_warmup_steps']:.0f} steps, "
             f"{schedule['min_lr']:g} at step {schedule['lr_reaches_minimum_at_step']}"
         )
-    lines.append(f"a corpus of them takes {document['corpus_bytes'] / _GIB:.1f} GiB")
+    if document["corpus_bytes"] is not None:
+        lines.append(f"a corpus of them takes {document['corpus_bytes'] / _GIB:.1f} GiB")
     sizes = document["checkpoints"]
     if sizes is not None:
         lines.append(

@@ -64,6 +64,7 @@ _TAKEN_AWAY = {
     "exit-interval": _SHORT,
     "exit-duration-in-mins": _SHORT,
     "train-iters": _SHORT,
+    "eval-iters": "the synthetic validation corpus is evaluated whole, too",
     "lr-decay-iters": "the schedule ends with the plan's last step",
     "use-pytorch-profiler": "profiles GPUs",
     "log-straggler": "reads GPU counters",

@@ -124,6 +124,11 @@ def scale(
             "that are lost and trained again, and steps to the end"
         )
     scaling = Scaling(given_flags(recipe, more))
+    if "hbp-plan" in scaling:
+        raise ValueError(
+            "--hbp-plan is a plan for the real run; a rehearsal plans for itself: give "
+            "--hbp-corpus and --hbp-level instead"
+        )
     if "hbp-corpus" not in scaling:
         raise ValueError("--hbp-corpus is missing; add it to the recipe, or after --")
     own, levels = read_places(scaling, recipe.gpus)
@@ -160,6 +165,7 @@ def _scale_schedule(scaling: Scaling, num_steps: int) -> int:
         ("lr-warmup-iters", 2),
         ("lr-wsd-decay-iters", 2),
         ("manual-gc-interval", 2),
+        ("eval-interval", num_steps // 2),
         ("tensorboard-log-interval", 1),
     ):
         if flag in scaling:
@@ -169,7 +175,6 @@ def _scale_schedule(scaling: Scaling, num_steps: int) -> int:
         if flag in scaling:
             names = scaling.texts(flag)
             scaling.set(flag, [f"{flag[4:]}-{place}" for place in range(len(names))], synthetic)
-    scaling.set("eval-interval", num_steps // 2, short)
     scaling.set("save-interval", num_steps // 2, "saved, killed after it, and resumed")
     own_folder = "a folder of the rehearsal"
     for flag, name in _FOLDERS.items():

@@ -53,11 +53,6 @@ def read_places(scaling: Scaling, gpus: int) -> tuple[Places, tuple[Level, ...]]
             f"--global-batch-size is {batch}; it must be ranks x micro-batches, a multiple of "
             f"{ranks} ranks"
         )
-    if "hbp-plan" in scaling:
-        raise ValueError(
-            "--hbp-plan is a plan for the real run; a rehearsal plans for itself: give "
-            "--hbp-corpus and --hbp-level"
-        )
     levels = tuple(Level.parse(text) for text in scaling.texts("hbp-level"))
     check_levels(levels, ranks)
     budget = scaling.number("seq-length")

@@ -3,10 +3,11 @@
 Guarantees (asserted by tests/unit/test_rehearsal_scale.py):
 - heads stay divisible by TP x CP, and query heads stay as many times the key/value heads; whether
   key/value heads are fewer than CP ranks stays as it is;
-- routing keeps its groups, its experts per chosen group, and dense layers in front.
+- routing keeps its groups, its experts per chosen group; dense and MoE layers keep their order.
 """
 
 import re
+from itertools import groupby
 
 from megatron_hbp.recipe import Value
 from megatron_hbp.rehearsal.scale_layout import Places
@@ -85,12 +86,13 @@ def _scale_experts(scaling: Scaling, few: Places, num_layers: int) -> None:
         scaling.set(shared, 32 * min(times, 4), "as many shared experts, 4 at most")
     if ffn in scaling:
         scaling.set(ffn, 32, _SMALL)
-    if num_dense_layers(scaling.flags) > 0:
+    pattern = _pattern(scaling.flags)
+    if pattern:
+        kinds = "".join(kind for kind, _ in groupby(pattern))  # a run of equal layers: one of them
+        kinds = (kinds + kinds[-1] * num_layers)[:num_layers]
         scaling.set(
-            "moe-layer-freq", f"([0]*1+[1]*{num_layers - 1})", "a dense layer, then MoE layers"
+            "moe-layer-freq", f"([{','.join(kinds)}])", "dense and MoE layers in the same order"
         )
-    elif len(_pattern(scaling.flags)) > 1:
-        scaling.set("moe-layer-freq", f"([1]*{num_layers})", "MoE layers from the first on")
 
 
 def num_dense_layers(flags: dict[str, Value]) -> int:

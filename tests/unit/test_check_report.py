@@ -63,3 +63,10 @@ def test_what_was_not_looked_at_is_null(tmp_path):
         assert document[name] is None
     assert document["stages"] == []
     assert outcome_text(found).splitlines()[-2:] == ["PROBLEM: no", "does not fit: 1 problem"]
+
+
+def test_a_plan_without_stages_is_reported(tmp_path):
+    """Where the host ends the start after the plan was made, and before a stage is built."""
+    found = conclude(recipe(), DEVICE, WORDS, facts(tmp_path, stages=[], problems=["no"]))
+    assert found.plan is not None
+    assert "PROBLEM: no" in outcome_text(found).splitlines()

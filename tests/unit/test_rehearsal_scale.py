@@ -138,7 +138,7 @@ def test_bundled_recipes_keep_their_structure(path):
 def test_experts_keep_groups_and_dense_layers(recipe):
     scaled = scale(recipe(MOE))
     flags = scaled.flags
-    assert flags["moe-layer-freq"] == f"([0]*1+[1]*{int(str(flags['num-layers'])) - 1})"
+    assert flags["moe-layer-freq"] == "([0,1])"
     topk, group_topk = flags["moe-router-topk"], flags["moe-router-group-topk"]
     experts, groups = flags["num-experts"], flags["moe-router-num-groups"]
     assert groups > group_topk > 1
@@ -147,6 +147,22 @@ def test_experts_keep_groups_and_dense_layers(recipe):
     assert experts // groups >= topk // group_topk
     assert flags["moe-shared-expert-intermediate-size"] == 2 * flags["moe-ffn-hidden-size"]
     assert flags["expert-model-parallel-size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "scaled"),
+    [
+        ("([0]*3+[1]*29)", "([0,1,1,1])"),
+        ("([1]*32)", "([1,1,1,1])"),
+        ("([0,1]*16)", "([0,1,0,1])"),
+        ("([1,0]*16)", "([1,0,1,0])"),
+        ("([1]*16+[0]*16)", "([1,0,0,0])"),
+        ("2", "2"),
+    ],
+)
+def test_dense_and_moe_layers_keep_their_order(recipe, given, scaled):
+    more = MOE.replace("([0]*3+[1]*29)", given) + PIPELINE
+    assert scale(recipe(more)).flags["moe-layer-freq"] == scaled
 
 
 PIPELINE = "pipeline-model-parallel-size = 4\n"
@@ -264,6 +280,12 @@ def test_what_is_dropped_is_said(recipe):
         ("seq-length = 512", [], {}, r"level 1024:1:28: PACK_LEN must be S x CP .*512; use 512:1"),
         ("seq-length = false", [], {}, r"--seq-length is missing"),
         ('hidden-size = 1\nnum-layers = "many"', [], {}, r"--num-layers is 'many'; give a whole"),
+        (
+            'hbp-corpus = false\nhbp-level = false\nhbp-plan = "p"',
+            [],
+            {},
+            r"--hbp-plan is a plan for the real run; .*give --hbp-corpus and --hbp-level instead",
+        ),
         ("hbp-corpus = false", [], {}, r"--hbp-corpus is missing"),
         ("tensor-model-parallel-size = 3", [], {}, r"32 GPUs are no multiple of --tensor-model"),
         (
@@ -291,6 +313,7 @@ def test_what_a_cpu_cannot_is_taken_away_and_nothing_else():
         {
             "fp8-format": "hybrid",
             "wandb-project": "p",
+            "eval-iters": 25,
             "moe-grouped-gemm": True,
             "num-experts": 8,
             "moe-z-loss-coeff": 1e-3,
@@ -300,7 +323,7 @@ def test_what_a_cpu_cannot_is_taken_away_and_nothing_else():
     )
     fit_cpu(scaling)
     gone = {change.flag for change in scaling.changes() if change.after is None}
-    assert gone == {"fp8-format", "wandb-project", "moe-grouped-gemm"}
+    assert gone == {"fp8-format", "wandb-project", "eval-iters", "moe-grouped-gemm"}
     assert scaling.flags["expert-tensor-parallel-size"] == 1
     assert scaling.flags["distributed-backend"] == "gloo"
 
