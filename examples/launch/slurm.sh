@@ -12,6 +12,9 @@
 #     sbatch --nodes 32 --time 24:00:00 examples/launch/slurm.sh \
 #         examples/recipes/deepseek-v2-32k.toml --hbp-corpus /data/corpus ...
 #
+# Send it with the environment active in which `hbp` and `torchrun` are: the nodes get its PATH. A job
+# that ends at its --time is not put back: the same command goes on from the last checkpoint.
+#
 # One task a node starts torchrun.sh there. When a process fails torchrun restarts them all; when
 # that does not help (a broken node) the job puts itself back into the queue, at most MAX_REQUEUES
 # times, and goes on from its last checkpoint. --requeue does the same when a node is lost.
@@ -35,9 +38,10 @@ export HEAD
 # Two jobs on the same head node must not share a port.
 export PORT=${PORT:-$((20000 + SLURM_JOB_ID % 20000))}
 
-# SLURM_NODEID differs from node to node, so it is read there and not here. The check runs once.
+# SLURM_NODEID differs from node to node, so it is read there and not here. The check runs once. One
+# task stands for all GPUs of its node: bound to a core, as some clusters do, it would starve them.
 status=0
-srun --kill-on-bad-exit=1 bash -c 'NODE_RANK=$SLURM_NODEID exec bash "$@"' \
+srun --kill-on-bad-exit=1 --cpu-bind=none bash -c 'NODE_RANK=$SLURM_NODEID exec bash "$@"' \
     launch "$LAUNCHER" "$@" || status=$?
 
 # 2 is wrong use and 1 may be a check that does not fit: neither gets better in the queue. They come

@@ -5,8 +5,9 @@
 #     NODES=4 NODE_RANK=0 HEAD=node0 examples/launch/torchrun.sh RECIPE [flags]        # the first
 #     NODES=4 NODE_RANK=1 HEAD=node0 examples/launch/torchrun.sh RECIPE [flags]        # and so on
 #
-# Flags given here win over the recipe's, e.g. `--hbp-corpus /data/corpus --save /ckpt --load /ckpt`.
-# A relative path is taken from the folder in which this is started.
+# `hbp` and `torchrun` must be on PATH. Flags given here win over the recipe's, e.g.
+# `--hbp-corpus /data/corpus --save /ckpt --load /ckpt`. A relative path is taken from the folder in
+# which this is started.
 set -euo pipefail
 
 if [[ $# -lt 1 || $1 == --* ]]; then
@@ -17,12 +18,17 @@ RECIPE=$1
 shift
 
 NODES=${NODES:-1}
+if [[ $NODES != 1 && (-z ${HEAD:-} || -z ${NODE_RANK:-}) ]]; then
+    echo "${0##*/}: $NODES nodes need HEAD, the first one's name, and NODE_RANK, 0 on the first" >&2
+    exit 2
+fi
 NODE_RANK=${NODE_RANK:-0}
 HEAD=${HEAD:-localhost}
 PORT=${PORT:-29500}
 GPUS_PER_NODE=${GPUS_PER_NODE:-8}
 MAX_RESTARTS=${MAX_RESTARTS:-3}
 CHECK=${CHECK:-1}
+WAIT_SECONDS=${WAIT_SECONDS:-1800}
 GPUS=$((NODES * GPUS_PER_NODE))
 
 # TP overlaps its exchanges with products of matrices, which relies on kernels starting in the order
@@ -34,17 +40,17 @@ export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:Tr
 # NVLink SHARP takes GPU memory for every group of processes, and there is one for each CP size; it
 # speeds up reductions inside a node, of which there are few.
 export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
-# When one process dies the others end with an error after --distributed-timeout-minutes instead of
-# waiting for ever, and write down what each was doing: that is what torchrun can restart from.
-export TORCH_NCCL_ASYNC_ERROR_HANDLING=${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}
-export TORCH_NCCL_TRACE_BUFFER_SIZE=${TORCH_NCCL_TRACE_BUFFER_SIZE:-2000}
-export TORCH_NCCL_DUMP_ON_TIMEOUT=${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}
+# What PyTorch does by itself is left to it: processes that wait for one that hangs end after
+# --distributed-timeout-minutes, each writes down what it was doing (--flight-recorder-dump-path says
+# where), and torchrun restarts them. NCCL finds the network, too: NCCL_SOCKET_IFNAME and NCCL_IB_HCA
+# only where it takes the wrong one.
 
 # Not inside mapfile's own redirection, where a failure would go unseen.
 WORDS=$(hbp flags "$RECIPE" --gpus "$GPUS" -- "$@")
 mapfile -t FLAGS <<<"$WORDS"
 
-# Seconds on one CPU, before a thousand GPUs find it out. The others wait in the rendezvous.
+# Seconds on one CPU, before a thousand GPUs find it out. The other nodes meanwhile try to reach this
+# one: by torchrun's defaults for 60 s, which is less than a check of 2,048 GPUs may take.
 if [[ $NODE_RANK == 0 && $CHECK == 1 ]]; then
     hbp check "$RECIPE" --gpus "$GPUS" --gpus-per-node "$GPUS_PER_NODE" -- "$@"
 fi
@@ -55,5 +61,6 @@ fi
 exec torchrun \
     --nnodes "$NODES" --nproc-per-node "$GPUS_PER_NODE" \
     --rdzv-backend c10d --rdzv-endpoint "$HEAD:$PORT" \
+    --rdzv-conf "read_timeout=$WAIT_SECONDS,join_timeout=$WAIT_SECONDS" \
     --rdzv-id "${RUN_ID:-hbp}" --max-restarts "$MAX_RESTARTS" \
     -m megatron_hbp.host.pretrain_gpt "${FLAGS[@]}"

@@ -34,7 +34,7 @@ def launch(tmp_path):
     record = f'printf "%s\\n" {{}} "$@" "" >> {calls}'
     stand_in("torchrun", record.format("torchrun") + '\nexit "${TORCHRUN_STATUS:-0}"')
     stand_in("scontrol", record.format("scontrol") + '\nprintf "node%d\\n" 7 8')
-    stand_in("srun", 'shift\nSLURM_NODEID=1 exec "$@"')
+    stand_in("srun", 'while [[ $1 == -* ]]; do shift; done\nSLURM_NODEID=1 exec "$@"')
     stand_in(
         "hbp",
         f'[[ $1 == check ]] && {{ {record.format("hbp")}; exit "${{CHECK_STATUS:-0}}"; }}\n'
@@ -61,7 +61,8 @@ LLAMA = "examples/recipes/llama-3.1-8b.toml"
 
 
 def test_torchrun_gets_the_recipes_flags_and_those_given(launch):
-    done, calls = launch("torchrun.sh", LLAMA, "--hbp-corpus", "/data/a b", NODES="4", HEAD="n0")
+    several = {"NODES": "4", "NODE_RANK": "0", "HEAD": "n0"}
+    done, calls = launch("torchrun.sh", LLAMA, "--hbp-corpus", "/data/a b", **several)
     assert done.returncode == 0, done.stderr
     check, torchrun = calls
     assert check[:6] == ["hbp", "check", LLAMA, "--gpus", "32", "--gpus-per-node"]
@@ -71,6 +72,8 @@ def test_torchrun_gets_the_recipes_flags_and_those_given(launch):
     for words in (["--nnodes", "4"], ["--nproc-per-node", "8"], ["--rdzv-endpoint", "n0:29500"]):
         assert own[own.index(words[0]) + 1] == words[1]
     assert own[own.index("--max-restarts") + 1] == "3"
+    conf = own[own.index("--rdzv-conf") + 1]  # the check of the first node is longer than a minute
+    assert {"read_timeout=1800", "join_timeout=1800"} == set(conf.split(","))
     wanted = read_recipe(ROOT / LLAMA).command_line(["--hbp-corpus", "/data/a b"])
     assert torchrun[start + 1 :] == wanted
 
@@ -82,15 +85,24 @@ def test_only_the_first_node_checks(launch):
 
 
 def test_nothing_starts_when_the_check_fails(launch):
-    done, calls = launch("torchrun.sh", LLAMA, NODES="4", CHECK_STATUS="1")
+    several = {"NODES": "4", "NODE_RANK": "0", "HEAD": "n0"}
+    done, calls = launch("torchrun.sh", LLAMA, CHECK_STATUS="1", **several)
     assert done.returncode == 1
     assert [call[0] for call in calls] == ["hbp"]
 
 
 def test_nothing_starts_when_the_flags_cannot_be(launch):
-    done, calls = launch("torchrun.sh", LLAMA, NODES="5")
+    done, calls = launch("torchrun.sh", LLAMA, NODES="5", NODE_RANK="0", HEAD="n0")
     assert done.returncode == 2
     assert "--global-batch-size 32 is no multiple of the 40 ranks" in done.stderr
+    assert calls == []
+
+
+@pytest.mark.parametrize("given", [{}, {"HEAD": "n0"}, {"NODE_RANK": "1"}])
+def test_several_nodes_know_the_first_one_and_themselves(launch, given):
+    done, calls = launch("torchrun.sh", LLAMA, NODES="2", **given)
+    assert done.returncode == 2
+    assert "2 nodes need HEAD" in done.stderr
     assert calls == []
 
 
