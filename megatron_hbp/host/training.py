@@ -1,5 +1,6 @@
 """One run: the datasets provider and the forward step that Megatron is given."""
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -70,7 +71,10 @@ class HbpTraining:
         if self._forward is None:
             self._forward = ForwardStep(
                 self._plan,
-                create_cp_groups(level.cp_size for level in self._plan.levels),
+                create_cp_groups(
+                    (level.cp_size for level in self._plan.levels),
+                    timedelta(minutes=args.distributed_timeout_minutes),
+                ),
                 self._aux_scale,
                 StepLog(self._plan, self._config.step_log, rank, consumed, self._start),
             )

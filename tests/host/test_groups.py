@@ -7,6 +7,8 @@ pytest.importorskip("megatron.core", reason="needs the extra [train]")
 from megatron.core import parallel_state
 
 from megatron_hbp.host.groups import CpGroups, cp_offsets
+from tests.distributed import flags, handmade
+from tests.distributed.documents import packs_of_lengths, save_plan
 
 
 def _divisors(number):
@@ -40,8 +42,9 @@ class _Recorder:
     def __init__(self):
         self.made = []
 
-    def __call__(self, ranks, use_local_synchronization, group_desc):
+    def __call__(self, ranks, timeout, use_local_synchronization, group_desc):
         assert use_local_synchronization
+        assert timeout is None
         self.made.append(tuple(ranks))
         return self.made[-1]
 
@@ -69,6 +72,16 @@ def test_br_i11_one_group_per_size_and_offset_in_the_same_order(num_ranks, monke
             assert groups[len(made)] == made
         distinct |= set(recorder.made)
     assert len(distinct) == sum(num_ranks // size for size in sizes[1:])
+
+
+def test_cp_groups_wait_as_long_as_the_hosts(cluster, tmp_path):
+    lens, packs = packs_of_lengths([[40, 20]])
+    corpus = handmade.random_corpus(tmp_path / "corpus", lens)
+    save_plan(tmp_path / "plan", corpus, packs, [2], budget=32, num_ranks=2, num_microbatches=1)
+    argv = [*flags.COMMON, *flags.SIZE, "--seq-length", "32", "--global-batch-size", "2"]
+    argv += ["--hbp-plan", str(tmp_path / "plan"), "--distributed-timeout-minutes", "7"]
+    for found in cluster.run(2, "tests.distributed.jobs_groups:timeouts", argv=argv):
+        assert found["HBP_CP_GROUP_2"] == found["DATA_PARALLEL_GROUP_WITH_CP"] == 7
 
 
 def test_groups_on_four_ranks(cluster):
