@@ -34,7 +34,8 @@ def read_table(path: str | Path) -> tuple[np.ndarray, np.ndarray]:
     Raises ValueError for a file that cannot be read or is no table.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        # a spreadsheet may put a byte order mark first
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"length table {path} cannot be read ({error})") from None
     if not lines or lines[0].strip() != HEADER:

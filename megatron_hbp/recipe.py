@@ -201,7 +201,8 @@ def _flags(file: Path, own: dict[str, Any]) -> dict[str, Value]:
                 f"recipe {file}: flag {name} is {value!r}; give a text, a number, true, false or a "
                 "list of texts and numbers"
             )
-        if name.startswith("-") or "_" in name:
+        # two of Megatron's flags have both, such as override-opt_param-scheduler
+        if name.startswith("-") or ("_" in name and "-" not in name):
             raise ValueError(
                 f"recipe {file}: flag {name!r}; write it without dashes in front and with dashes "
                 f"for underscores: {name.lstrip('-').replace('_', '-')}"

@@ -30,6 +30,7 @@ def test_every_length_as_often_as_counted(table):
 
 def test_spaces_and_other_line_ends(table):
     assert read_lengths(table(" length,count \r\n 3 , 2 \r\n")).tolist() == [3, 3]
+    assert read_lengths(table("\ufefflength,count\r\n3,2\r\n")).tolist() == [3, 3]
 
 
 def test_what_is_written_comes_back(table):

@@ -88,6 +88,11 @@ def test_words_of_every_kind_of_value():
     ]
 
 
+def test_a_flag_of_dashes_and_underscores_is_kept(write):
+    recipe = read_recipe(write(CLUSTER + "[flags]\noverride-opt_param-scheduler = true\n"))
+    assert recipe.command_line() == ["--override-opt_param-scheduler"]
+
+
 def test_flags_added_later_win_and_come_last(write):
     recipe = read_recipe(write(CLUSTER + "[flags]\nlr = 1.0\nbf16 = true\nseed = 1\n"))
     assert recipe.command_line(["--lr=2.0", "--seed", "7"]) == ["--bf16", "--lr=2.0", "--seed", "7"]
