@@ -147,7 +147,7 @@ def test_a_run_that_fails_says_why(small, tmp_path, capsys):
 
 def test_a_run_that_would_start_over_after_a_failure_does_not_pass(small, tmp_path, capsys):
     argv = ["rehearse", str(small), "--json", "--processes", "2", "--output", str(tmp_path / "o")]
-    assert cli.main([*argv, "--", "--finetune"]) == 1
+    assert cli.main([*argv, "--", "--finetune", "--pretrained-checkpoint", "weights"]) == 1
     result = json.loads(capsys.readouterr().out)
     assert any("started at step 0" in problem for problem in result["problems"])
     assert result["passed"] is False
