@@ -87,7 +87,7 @@ class HbpConfig:
 
     valid_corpus: str | None = _flag(metavar="DIR")
     """A corpus to evaluate on. Every row is evaluated once, weighted by trained tokens, at every
-    --eval-interval (default: no evaluation)."""
+    --eval-interval (default: once, at the end)."""
 
     loss_normalizer: str = _flag("ave-token", choices=LOSS_NORMALIZERS)
     """How token losses of a step become one loss: ave-token (sum over the trained tokens of the

@@ -63,8 +63,9 @@ class Facts:
     problems: why the run would not start. notes: what could not be looked at here. arguments: the
     host's, as validated; empty when they are refused. stages: as built, empty when one cannot be.
     groups: global ranks of the process groups of each of rank_layout.GROUP_KINDS. plan: its folder,
-    None when there is none to look at. plan_from: "plan", "corpus" or "lengths". steps_done: of the
-    plan, by the checkpoint that the run would go on from.
+    None when there is none to look at. plan_from: "plan", "corpus" or "lengths". steps_done: by
+    the host's count, those of a replanned run's earlier plans too, in the checkpoint that it would
+    go on from.
     """
 
     problems: list[str] = field(default_factory=list)

@@ -7,6 +7,7 @@ the rest is worked out here (check/).
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -64,6 +65,7 @@ def run(namespace: argparse.Namespace) -> int:
             f"--device is missing; give one of {', '.join(DEVICES)}, a JSON file, or a RECIPE"
         )
     device = find_device(given.recipe.device)
+    _check_named(given, namespace.rank)
     with tempfile.TemporaryDirectory(prefix="hbp-check-") as folder:
         lengths = namespace.lengths or given.recipe.lengths
         facts = _asked(given, device.compute_capability, lengths, Path(folder))
@@ -71,13 +73,23 @@ def run(namespace: argparse.Namespace) -> int:
         if namespace.strict:
             found.problems += found.warnings
         shown = None
-        if namespace.rank is not None:
+        planned = found.ranks is not None and found.plan is not None
+        if namespace.rank is not None and (planned or found.fits):
             shown = one_rank_document(found, namespace.rank, namespace.step)
         if namespace.json:
             print(json.dumps(outcome_document(found) | {"rank": shown}, indent=2))
         else:
             print(*filter(None, [shown and one_rank_text(shown), outcome_text(found)]), sep="\n")
     return 0 if found.fits else 1
+
+
+def _check_named(given: GivenRun, rank: int | None) -> None:
+    """What can be seen to be wrong without the child."""
+    release, gpus = given.recipe.transformer_engine, given.recipe.gpus
+    if not re.fullmatch(r"\d+(\.\d+)*([a-z.+].*)?", release):
+        raise ValueError(f"--transformer-engine is {release!r}; give a release such as 2.8")
+    if rank is not None and not 0 <= rank < gpus:
+        raise ValueError(f"--rank is {rank}; the run has ranks 0 to {gpus - 1}")
 
 
 def _asked(given: GivenRun, capability: float, lengths: str | Path | None, folder: Path) -> Facts:

@@ -88,6 +88,10 @@ def check_arguments(args: Any, config: HbpConfig) -> None:
             f"{flag} is not supported with HBP: {reason}; leave it out",
         )
     _require(
+        config.valid_corpus is None or args.eval_iters != 0,
+        "--eval-iters 0 contradicts --hbp-valid-corpus; leave one of them out",
+    )
+    _require(
         not args.iterations_to_skip,
         "--iterations-to-skip is not supported with HBP: it would lose the samples of those steps",
     )

@@ -4,11 +4,27 @@ Nothing is patched by importing this module.
 """
 
 import argparse
+import contextlib
 import importlib.util
+import sys
+import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 SUPPORTED = ("0.19",)
+# Releases of Transformer Engine that brought kernels which the host imports; the others are older.
+_TE_KERNELS = {
+    "fused_permute": "2.1.0",
+    "fused_permute_with_probs": "2.1.0",
+    "fused_unpermute": "2.1.0",
+    "fused_sort_chunks_by_index": "2.1.0",
+    "fused_sort_chunks_by_index_with_probs": "2.1.0",
+    "fused_permute_and_pad_with_probs": "2.12.0",
+    "fused_topk_with_score_function": "2.7.0.dev0",
+    "fused_compute_score_for_moe_aux_loss": "2.7.0.dev0",
+    "fused_moe_aux_loss": "2.7.0.dev0",
+}
 
 
 def host_version() -> str:
@@ -78,8 +94,57 @@ def assume_transformer_engine(release: str) -> None:
     core_utils._te_version = Version(release)
     for module in (moe_utils, rope_utils):
         for name in [n for n in vars(module) if n.startswith("fused_")]:
-            if getattr(module, name) is None:
+            there = Version(release) >= Version(_TE_KERNELS.get(name, "0"))
+            if getattr(module, name) is None and there:
                 setattr(module, name, _only_assumed)
+
+
+@contextlib.contextmanager
+def assumed_fused_adam() -> Iterator[None]:
+    """Inside, the host finds the optimizer of Transformer Engine, as a signature only.
+
+    OptimizerConfig asks for the arguments that --use-precision-aware-optimizer needs. Where the
+    real one is installed nothing changes.
+    """
+    if importlib.util.find_spec("transformer_engine") is not None:
+        yield
+        return
+    name = "transformer_engine.pytorch.optimizers"
+    module: Any = types.ModuleType(name)
+    module.FusedAdam = _AssumedAdam
+    sys.modules[name] = module
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+class _AssumedAdam:
+    def __init__(
+        self,
+        *,
+        master_weight_dtype: Any,
+        exp_avg_dtype: Any,
+        exp_avg_sq_dtype: Any,
+        use_decoupled_grad: bool,
+    ) -> None:
+        _only_assumed()
+
+
+def open_no_logs() -> None:
+    """Lets the host parse a command line without opening its logs, for `hbp check`.
+
+    Parsing creates the writers of the last rank: a folder of TensorBoard, a run of Weights & Biases
+    on the network.
+    """
+    from megatron.training import global_vars
+
+    for name in ("_set_tensorboard_writer", "_set_wandb_writer", "_set_one_logger"):
+        assert hasattr(global_vars, name)
+        setattr(global_vars, name, _nothing)
+
+
+def _nothing(args: Any) -> None: ...
 
 
 def _only_assumed(*args: Any, **kwargs: Any) -> NoReturn:

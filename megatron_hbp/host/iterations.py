@@ -48,11 +48,9 @@ def set_iterations(
         f"--eval-iters is {args.eval_iters}; the validation corpus takes {steps} evaluation steps, "
         "all of it each time; leave --eval-iters out",
     )
-    _require(
-        valid_plan is None or args.eval_iters != 0,
-        "--eval-iters 0 contradicts --hbp-valid-corpus; leave one of them out",
-    )
     args.eval_iters = steps
+    if args.eval_interval is None:  # the host divides by it all the same; now no step is a multiple
+        args.eval_interval = args.train_iters + 1
     if start.schedule is not None and not args.no_load_optim:
         _check_schedule(args, plan.slots_per_step, start, start.schedule)
 

@@ -126,4 +126,7 @@ def _local(transformer: Any) -> Any:
     for name in _OFF:
         if hasattr(copy, name):
             setattr(copy, name, False)
+    if copy.moe_token_dispatcher_type == "flex":
+        # no dispatcher has parameters, and flex needs a GPU's libraries
+        copy.moe_token_dispatcher_type = "alltoall"
     return copy

@@ -1,14 +1,16 @@
-"""Flags that need each other or exclude each other: routing, optimizer, schedule, precision.
+"""Flags that need each other or exclude each other: routing, optimizer, schedule, precision, logs.
 
 As layout_checks.py, whose guarantees are these, too. Rules: megatron-core 0.19, validate_args,
 TransformerConfig, MLATransformerConfig and OptimizerConfig in their __post_init__,
-OptimizerParamScheduler, group_limited_topk; TE's check_recipe_support for FP8.
+OptimizerParamScheduler, group_limited_topk, _set_wandb_writer, the steps of training.py that divide
+by an interval; TE's checks of FP8 and FP4 recipes.
 """
 
 import os
 from typing import Any
 
 import torch
+from megatron.core.utils import get_te_version, is_te_min_version
 
 from megatron_hbp.host.flag_words import divisors, flag_of, require
 
@@ -35,6 +37,14 @@ _EXCLUDE = (
 )
 # Flags of runs that count samples; a plan counts steps, so the host would pass over them.
 _SAMPLES = (("lr_decay_samples", "lr_decay_iters"), ("lr_warmup_samples", "lr_warmup_iters"))
+_LEAST = (
+    ("seed", 1),
+    ("log_interval", 1),
+    ("eval_interval", 1),
+    ("num_workers", 0),
+)
+_ROUTER_FUSION_TE = "2.7.0.dev0"
+_FP4_DEVICE = (10, 0)
 # Compute capability from which, and below which, TE runs the recipe.
 _FP8_DEVICES = {
     "delayed": ((8, 9), None),
@@ -59,14 +69,35 @@ def check_flags(args: Any, *, on_cpu: bool) -> None:
             not (getattr(args, one) and getattr(args, other)),
             f"{flag_of(one)} and {flag_of(other)} exclude each other; leave one out",
         )
+    for name, least in _LEAST:
+        value = getattr(args, name)
+        require(
+            value is None or value >= least,
+            f"{flag_of(name)} is {value}; it must be {least} or more",
+        )
+    _check_tokenizer(args)
     _check_routing(args)
     _check_schedule(args)
     _check_saving(args)
     _check_fusions(args)
     if args.fp8:
         _check_fp8(args, on_cpu=on_cpu)
+    if args.fp4:
+        _check_fp4(args, on_cpu=on_cpu)
     if not on_cpu:
         _check_connections(args)
+
+
+def _check_tokenizer(args: Any) -> None:
+    """The host builds one, although the corpus holds tokens."""
+    require(
+        args.tokenizer_type is not None,
+        "--tokenizer-type is missing; use NullTokenizer with --vocab-size: the corpus holds tokens",
+    )
+    require(
+        args.tokenizer_type != "NullTokenizer" or (args.vocab_size or 0) >= 1,
+        f"--vocab-size is {args.vocab_size or 'missing'}; --tokenizer-type NullTokenizer needs it",
+    )
 
 
 def _check_routing(args: Any) -> None:
@@ -152,8 +183,18 @@ def _check_saving(args: Any) -> None:
         "one",
     )
 
+    require(
+        not args.wandb_project or args.save or args.wandb_save_dir,
+        "--wandb-project needs --wandb-save-dir, or --save; add one: the last rank writes there",
+    )
+
 
 def _check_fusions(args: Any) -> None:
+    require(
+        not args.moe_router_fusion or is_te_min_version(_ROUTER_FUSION_TE),
+        f"--moe-router-fusion needs Transformer Engine 2.7 or later, there is {get_te_version()}; "
+        "leave it out",
+    )
     require(
         not (args.cross_entropy_loss_fusion and args.cross_entropy_fusion_impl == "te"),
         "--cross-entropy-fusion-impl te is refused by Megatron-LM as unstable; use native",
@@ -167,6 +208,11 @@ def _check_fusions(args: Any) -> None:
         args.multi_latent_attention or args.rope_type in (None, "rope"),
         f"--rope-type {args.rope_type} needs --multi-latent-attention; use rope, with "
         "--use-rope-scaling where the model has it",
+    )
+    require(
+        getattr(args.attention_backend, "name", "") != "local",
+        "--attention-backend local needs --spec local, and HBP brings the layer spec; use "
+        "--transformer-impl local, or another backend",
     )
     full = args.recompute_granularity == "full"
     require(
@@ -183,6 +229,15 @@ def _check_fusions(args: Any) -> None:
         not (args.num_experts and args.add_bias_linear and expert_tp > 1),
         f"--expert-tensor-parallel-size {expert_tp} needs --disable-bias-linear: experts with "
         "biases are not split; add that flag, or use 1",
+    )
+
+
+def _check_fp4(args: Any, *, on_cpu: bool) -> None:
+    found = _FP4_DEVICE if on_cpu else torch.cuda.get_device_capability()
+    require(
+        found >= _FP4_DEVICE,
+        f"--fp4-format needs GPUs of compute capability {_FP4_DEVICE[0]}.{_FP4_DEVICE[1]} or "
+        f"later, these have {found[0]}.{found[1]}; use --fp8-format, or --bf16 alone",
     )
 
 

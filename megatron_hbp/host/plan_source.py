@@ -74,7 +74,7 @@ def training_plan(config: HbpConfig, shape: RunShape) -> tuple[Plan, Corpus | Jo
         )
     corpus = open_corpora(folders)
     _check_corpus(config, plan, corpus)
-    _check_flags(config, plan)
+    check_plan_flags(config, plan)
     check_plan(plan, shape)
     return plan, corpus
 
@@ -144,7 +144,8 @@ def _check_corpus(config: HbpConfig, plan: Plan, corpus: Corpus | JointCorpus) -
         )
 
 
-def _check_flags(config: HbpConfig, plan: Plan) -> None:
+def check_plan_flags(config: HbpConfig, plan: Plan) -> None:
+    """Raises ValueError where a flag contradicts the plan that --hbp-plan names."""
     for name in ("level", "source_weight", *PLAN_DEFAULTS):
         given = getattr(config, name)
         if given is None or given == ():

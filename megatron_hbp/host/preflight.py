@@ -20,6 +20,13 @@ from typing import Any
 
 from megatron_hbp.check.facts import Facts, Question
 from megatron_hbp.config import HbpConfig, config_from_args, in_flags
+from megatron_hbp.host.host_words import (
+    host_words,
+    is_about_flags,
+    is_host,
+    last_words,
+    own_words,
+)
 from megatron_hbp.level import Level
 from megatron_hbp.plan import Plan
 
@@ -44,6 +51,7 @@ def answer(question: Question, facts: Facts) -> None:
         "LOCAL_RANK": "0",
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": "1",
+        "HF_HUB_OFFLINE": "1",  # a tokenizer by name would be looked up on the network
     }
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # examples/launch sets it
     sys.argv = ["hbp check", *question.flags]
@@ -55,6 +63,7 @@ def answer(question: Question, facts: Facts) -> None:
     compat.check_host_version()
     compat.use_bundled_dataset_helpers()
     compat.assume_transformer_engine(question.transformer_engine)
+    compat.open_no_logs()
     with _told(facts):
         args, config, model_config = _arguments(facts)
         levels = config.level
@@ -77,20 +86,29 @@ def _told(facts: Facts) -> Iterator[None]:
     try:
         yield
     except _RefusalError as refusal:
-        facts.problems.append(str(refusal))
+        _add(facts, str(refusal))
     except ValueError as error:
-        facts.problems.append(_host_words(error) if _is_host(error) else in_flags(str(error)))
+        _add(facts, host_words(error) if is_host(error) else in_flags(str(error)))
     except Exception as error:
         traceback.print_exc()
-        facts.problems.append(_host_words(error))
+        _add(facts, host_words(error) if is_host(error) else own_words(error))
+
+
+def _add(facts: Facts, problem: str) -> None:
+    """Unless an earlier check said it."""
+    if not any(problem in told for told in facts.problems):
+        facts.problems.append(problem)
 
 
 def _arguments(facts: Facts) -> tuple[Any, HbpConfig, Any]:
     """The host's own validation, with our checks of the command line before it."""
-    from megatron.training.argument_utils import gpt_config_from_args
+    from megatron.training.argument_utils import (
+        gpt_config_from_args,
+        pretrain_cfg_container_from_args,
+    )
     from megatron.training.arguments import parse_and_validate_args
 
-    from megatron_hbp.host import checks
+    from megatron_hbp.host import checks, compat
     from megatron_hbp.host.pretrain_gpt import with_arguments
 
     given = {word.partition("=")[0] for word in sys.argv}
@@ -100,15 +118,22 @@ def _arguments(facts: Facts) -> tuple[Any, HbpConfig, Any]:
         try:
             args = parse_and_validate_args(extra_args_provider=with_arguments(None))
         except SystemExit as stop:
-            raise _RefusalError(_last_words(stop)) from None
+            raise _RefusalError(last_words(stop)) from None
         finally:
-            facts.notes += [f"Megatron: {one.message}" for one in warned if _is_about_flags(one)]
+            facts.notes += [f"Megatron: {one.message}" for one in warned if is_about_flags(one)]
     config = config_from_args(args)
     checks.check_arguments(args, config)
     if config.level:
         checks.check_levels_fit(args, config.level)
     model_config = gpt_config_from_args(args)
     facts.arguments.update(_plain(args))
+    if args.moe_token_dispatcher_type == "flex":
+        facts.notes.append(
+            f"the library of --moe-flex-dispatcher-backend {args.moe_flex_dispatcher_backend} is "
+            "only assumed to be there"
+        )
+    with _told(facts), compat.assumed_fused_adam():
+        pretrain_cfg_container_from_args(args, model_config)
     return args, config, model_config
 
 
@@ -148,7 +173,8 @@ def _plan(question: Question, facts: Facts, args: Any, config: HbpConfig) -> Pla
     set_iterations(args, plan, valid, start)
     folder = Path(question.workspace) / "plan"
     plan.save(folder)
-    facts.plan, facts.steps_done = str(folder), start.consumed_steps or 0
+    facts.plan = str(folder)
+    facts.steps_done = start.first_iteration + (start.consumed_steps or 0)
     facts.arguments.update(_plain(args))
     return plan
 
@@ -156,24 +182,25 @@ def _plan(question: Question, facts: Facts, args: Any, config: HbpConfig) -> Pla
 def _run_plan(question: Question, facts: Facts, args: Any, config: HbpConfig) -> Plan | None:
     from megatron_hbp.corpus.joint import parts_of
     from megatron_hbp.host import checks
-    from megatron_hbp.host.plan_source import check_plan, training_plan
+    from megatron_hbp.host.plan_source import check_plan, check_plan_flags, training_plan
     from megatron_hbp.host.pretrain_gpt import run_shape
 
     shape = run_shape(args)
     folders = config.corpus or (() if config.plan is None else _corpora_of(config.plan))
     missing = [folder for folder in folders if not Path(folder).exists()]
-    if not missing and folders:
+    if not missing:
         plan, corpus = training_plan(_writing_to(question, config), shape)
         for part in parts_of(corpus):
             checks.check_vocabulary(args, part.max_token_id, str(part.path))
         facts.plan_from = "corpus" if config.plan is None else "plan"
         return plan
     facts.notes.append(
-        f"the corpus {', '.join(missing) or '(none named)'} is not here: its tokens are not looked "
-        "at; check again where it is"
+        f"the corpus {', '.join(missing)} is not here: its tokens are not looked at; check again "
+        "where it is"
     )
     if config.plan is not None:
         plan = Plan.load(config.plan)
+        check_plan_flags(config, plan)
         check_plan(plan, shape)
         facts.plan_from = "plan"
         return plan
@@ -218,6 +245,7 @@ def _planned_from_lengths(path: str, args: Any, config: HbpConfig) -> Plan:
 def _valid_plan(
     question: Question, facts: Facts, args: Any, config: HbpConfig, plan: Plan
 ) -> Plan | None:
+    from megatron_hbp.host import checks
     from megatron_hbp.host.plan_source import validation_plan
     from megatron_hbp.host.pretrain_gpt import run_shape
 
@@ -225,10 +253,13 @@ def _valid_plan(
         return None
     if not Path(config.valid_corpus).exists():
         facts.notes.append(f"--hbp-valid-corpus {config.valid_corpus} is not here")
+        args.eval_iters = None  # how many there are cannot be known
         return None
     num_microbatches = args.eval_global_batch_size // args.data_parallel_size
     made = validation_plan(_writing_to(question, config), plan, num_microbatches, run_shape(args))
-    return None if made is None else made[0]
+    assert made is not None
+    checks.check_vocabulary(args, made[1].max_token_id, config.valid_corpus)
+    return made[0]
 
 
 def _cluster(facts: Facts, args: Any, model_config: Any, levels: tuple[Level, ...]) -> None:
@@ -247,45 +278,6 @@ def _cluster(facts: Facts, args: Any, model_config: Any, levels: tuple[Level, ..
             domain_groups(cp_sizes)
             stages.append(build_stage(args, model_config, cp_sizes))
     facts.groups, facts.stages = groups, stages
-
-
-def _last_words(stop: SystemExit) -> str:
-    """Why a parser or one of our checks ended the process."""
-    if isinstance(stop.code, str):
-        return stop.code.removeprefix("megatron_hbp: error: ")
-    sys.stderr.flush()
-    lines = Path("/proc/self/fd/2").read_text(errors="replace").splitlines()
-    if not lines:
-        return f"the host ended with code {stop.code}"
-    return (
-        f"{lines[-1].partition('error: ')[2] or lines[-1]}; `python -m "
-        "megatron_hbp.host.pretrain_gpt --help` lists all flags"
-    )
-
-
-def _host_words(error: Exception) -> str:
-    """An error of the host's, which may be a bare assertion: then the line that it is on."""
-    frame = [f for f in traceback.extract_tb(error.__traceback__) if "megatron" in f.filename][-1]
-    text = " ".join(str(error).split()) or f"not ({frame.line})"
-    return (
-        f"Megatron refuses these flags: {text} ({Path(frame.filename).name}, {frame.name}); change "
-        "the flag that this is about"
-    )
-
-
-def _is_about_flags(warned: warnings.WarningMessage) -> bool:
-    """Whether the host's validation said it: it changes flags without an error."""
-    return "megatron" in Path(warned.filename).parts and "Transformer Engine" not in str(
-        warned.message
-    )
-
-
-def _is_host(error: Exception) -> bool:
-    """Whether the host raised it, not a check of ours."""
-    folders = [Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__)]
-    ours = [place for place, parts in enumerate(folders) if "megatron_hbp" in parts]
-    hosts = [place for place, parts in enumerate(folders) if "megatron" in parts]
-    return bool(hosts) and hosts[-1] > max(ours, default=-1)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,12 @@ REFUSED = (
         "ModelOpt's builder takes no layer spec of ours",
     ),
     ("logits_load_dir", None, "--logits-load-dir", "the loss is plain cross entropy"),
+    (
+        "config_logger_dir",
+        "",
+        "--config-logger-dir",
+        "the host cannot write the process groups that models are built with",
+    ),
     ("qk_clip", False, "--qk-clip", "it reads attention logits that HBP's attention does not keep"),
     (
         "override_ckpt_iteration",

@@ -194,6 +194,31 @@ BROKEN = {
         "--vocab-size 30 --make-vocab-size-divisible-by 1",
         r"the corpus \S+ holds token id \d+, the model's vocabulary has 30 rows",
     ),
+    "no evaluation of a validation corpus": Variant(
+        "--eval-iters 0",
+        r"--eval-iters 0 contradicts --hbp-valid-corpus; leave one of them out",
+        data="--hbp-corpus {corpus} --hbp-valid-corpus {corpus}",
+    ),
+    "no seed": Variant("--seed 0", r"--seed is 0; it must be 1 or more"),
+    "a log of every 0 steps": Variant("--log-interval 0", r"--log-interval is 0; it must be 1 or"),
+    "an evaluation every 0 steps": Variant(
+        "--eval-interval 0", r"--eval-interval is 0; it must be 1 or more"
+    ),
+    "fewer than no workers": Variant("--num-workers -1", r"--num-workers is -1; it must be 0 or"),
+    "no tokenizer": Variant("!--tokenizer-type", r"--tokenizer-type is missing; use NullTokenizer"),
+    "a tokenizer without a size": Variant(
+        "!--vocab-size", r"--vocab-size is missing; --tokenizer-type NullTokenizer needs it"
+    ),
+    "a log on the network without a folder": Variant(
+        "--wandb-project here", r"--wandb-project needs --wandb-save-dir, or --save; add one"
+    ),
+    "configurations written out": Variant(
+        "--config-logger-dir here",
+        r"--config-logger-dir is not supported with HBP: the host can",
+    ),
+    "attention of another spec": Variant(
+        "--attention-backend local", r"--attention-backend local needs --spec local, and HBP brings"
+    ),
     "a plan for other ranks": Variant(
         "",
         r"the plan is for 8 ranks, the run has 4 .* plan again with --ranks 4",
@@ -218,6 +243,7 @@ GOOD = {
         levels="64:1 128:2",
     ),
     "group-limited routing": Variant("--moe-router-num-groups 4 --moe-router-group-topk 2"),
+    "no evaluation interval": Variant("!--eval-interval"),
     "a plan of its own": Variant("", levels="", data="--hbp-plan {plan}"),
     "fewer micro-batches than stages": Variant(f"{ONE_CHUNK} --global-batch-size 4"),
     "saving and a schedule": Variant(

@@ -51,7 +51,9 @@ def test_json_and_warnings_that_count(check):
 
 
 def test_a_run_that_would_not_start(check):
-    code, text, error = check(more=["--save", "checkpoints", "--micro-batch-size", "2"])
+    """--rank does not hide why."""
+    more = ["--save", "checkpoints", "--micro-batch-size", "2"]
+    code, text, error = check("--rank", "3", more=more)
     assert (code, error) == (1, "")
     lines = text.splitlines()
     assert lines[-1] == "does not fit: 1 problem"
@@ -65,6 +67,11 @@ def test_a_run_that_would_not_start(check):
         ([], ("--device", "h100-80gb"), "--gpus is missing"),
         ([], ("--gpus", "16", "--device", "tpu"), "device 'tpu' is neither a known name"),
         (["--rank", "16"], ("--gpus", "16", "--device", "h100-80gb"), "--rank is 16"),
+        (
+            ["--transformer-engine", "newest"],
+            ("--gpus", "16", "--device", "h100-80gb"),
+            "--transformer-engine is 'newest'; give a release such as 2.8",
+        ),
     ],
 )
 def test_wrong_use(check, options, machine, text):

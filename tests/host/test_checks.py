@@ -102,7 +102,12 @@ def test_the_run_alignment_comes_from_the_flags(changes, budget_multiple):
 
 
 def _schedule(**changes):
-    settings = {"eval_iters": 100, "lr_decay_iters": None, "lr_warmup_iters": 0}
+    settings = {
+        "eval_iters": 100,
+        "eval_interval": None,
+        "lr_decay_iters": None,
+        "lr_warmup_iters": 0,
+    }
     return Namespace(**settings | changes)
 
 
@@ -111,9 +116,10 @@ def test_steps_come_from_the_plan():
     args = _schedule(train_iters=None)
     set_iterations(args, plan, valid)
     assert (args.train_iters, args.eval_iters) == (plan.num_steps, valid.num_steps) == (4, 3)
-    args = _schedule(train_iters=2)
+    assert args.eval_interval == 5  # no step of the 4 is a multiple; the host divides by it
+    args = _schedule(train_iters=2, eval_interval=3)
     set_iterations(args, plan, None)
-    assert (args.train_iters, args.eval_iters) == (2, 0)
+    assert (args.train_iters, args.eval_iters, args.eval_interval) == (2, 0, 3)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +130,6 @@ def test_steps_come_from_the_plan():
             r"--train-iters 5 is beyond the plan's 4 steps \(1 epochs\); raise --hbp-epochs",
         ),
         ({"eval_iters": 2}, "--eval-iters is 2; the validation corpus takes 3 evaluation steps"),
-        ({"eval_iters": 0}, "--eval-iters 0 contradicts --hbp-valid-corpus"),
         ({"lr_warmup_iters": 4}, "--lr-warmup-iters 4 is not below the 4 steps"),
         ({"lr_warmup_iters": 3, "lr_decay_iters": 2}, "--lr-warmup-iters 3 is not below the 2"),
     ],

@@ -37,6 +37,8 @@ def test_br_j14_the_plan_tells_the_iterations(shared_data, tmp_path, capsys):
     assert sum(packs) > steps
     assert printed[2][0] == 2 * steps
     assert printed[2][1] == [steps, steps]
-    args = Namespace(train_iters=None, eval_iters=0, lr_decay_iters=None, lr_warmup_iters=5)
+    args = Namespace(
+        train_iters=None, eval_iters=0, eval_interval=1, lr_decay_iters=None, lr_warmup_iters=5
+    )
     set_iterations(args, Plan.load(tmp_path / "plan2"), None)
     assert args.train_iters == 2 * steps

@@ -7,10 +7,13 @@ import pytest
 pytest.importorskip("megatron.training", reason="needs the extra [train]")
 
 import torch
+from megatron.core import utils
 from megatron.training.arguments import add_megatron_arguments
+from packaging.version import Version
 
 from megatron_hbp.host.needed_flags import check_flags
 
+NEEDED = "--lr 1e-3 --tokenizer-type NullTokenizer --vocab-size 255".split()
 TP = ["--tensor-model-parallel-size", "2"]
 
 
@@ -21,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _error(parser, *words, on_cpu=False):
     try:
-        check_flags(parser.parse_args(["--lr", "1e-3", *words]), on_cpu=on_cpu)
+        check_flags(parser.parse_args([*NEEDED, *words]), on_cpu=on_cpu)
     except ValueError as error:
         return str(error)
     return None
@@ -58,6 +61,27 @@ def test_fp8_recipes_of_a_gpu(parser, device, capability, recipes):
         if error is not None:
             assert f"these have {capability[0]}.{capability[1]}; use " in error
             assert error.endswith(" or ".join(recipes) or "--bf16 without --fp8-format")
+
+
+def test_fp4_of_a_gpu(parser, device):
+    for capability, there in (((9, 0), False), ((10, 0), True), ((12, 0), True)):
+        device(*capability)
+        error = _error(parser, "--fp4-format", "e2m1")
+        assert (error is None) == there
+        if error is not None:
+            assert error.startswith("--fp4-format needs GPUs of compute capability 10.0 or later")
+    device(9, 0)
+    assert _error(parser, "--fp4-format", "e2m1", on_cpu=True) is None
+
+
+def test_router_fusion_needs_a_transformer_engine_that_has_it(parser, monkeypatch):
+    """The host finds out in its first forward."""
+    for release, there in (("2.6.0", False), ("2.7.0", True)):
+        monkeypatch.setattr(utils, "_te_version", Version(release))
+        error = _error(parser, "--moe-router-fusion")
+        assert (error is None) == there
+        if error is not None:
+            assert "needs Transformer Engine 2.7 or later, there is 2.6.0; leave it out" in error
 
 
 def test_tensor_parallelism_needs_one_connection(parser, device, monkeypatch):

@@ -226,6 +226,7 @@ def test_weights_are_where_the_host_looks_or_the_run_ends(tmp_path):
 def _schedule(**changes):
     settings = {
         "eval_iters": 0,
+        "eval_interval": 1,
         "train_iters": None,
         "lr_decay_iters": None,
         "lr_warmup_iters": 4,
