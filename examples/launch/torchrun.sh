@@ -40,6 +40,9 @@ export PYTORCH_CUDA_ALLOC_CONF=${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:Tr
 # NVLink SHARP takes GPU memory for every group of processes, and there is one for each CP size; it
 # speeds up reductions inside a node, of which there are few.
 export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
+# By default torchrun keeps one store for all its starts, and a process that is started again may meet
+# a peer's address from before (github.com/pytorch/pytorch/issues/135712; release 2.14 still does).
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}
 # What PyTorch does by itself is left to it: processes that wait for one that hangs end after
 # --distributed-timeout-minutes, each writes down what it was doing (--flight-recorder-dump-path says
 # where), and torchrun restarts them. NCCL finds the network, too: NCCL_SOCKET_IFNAME and NCCL_IB_HCA

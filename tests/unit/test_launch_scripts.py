@@ -32,7 +32,8 @@ def launch(tmp_path):
         path.chmod(0o755)
 
     record = f'printf "%s\\n" {{}} "$@" "" >> {calls}'
-    stand_in("torchrun", record.format("torchrun") + '\nexit "${TORCHRUN_STATUS:-0}"')
+    ended = '\nexit "${TORCHRUN_STATUS:-0}"'
+    stand_in("torchrun", f"env > {tmp_path}/environment\n" + record.format("torchrun") + ended)
     stand_in("scontrol", record.format("scontrol") + '\nprintf "node%d\\n" 7 8')
     stand_in("srun", 'while [[ $1 == -* ]]; do shift; done\nSLURM_NODEID=1 exec "$@"')
     stand_in(
@@ -76,6 +77,16 @@ def test_torchrun_gets_the_recipes_flags_and_those_given(launch):
     assert {"read_timeout=1800", "join_timeout=1800"} == set(conf.split(","))
     wanted = read_recipe(ROOT / LLAMA).command_line(["--hbp-corpus", "/data/a b"])
     assert torchrun[start + 1 :] == wanted
+
+
+@pytest.mark.parametrize("value", [None, "0"])
+def test_the_environment_is_set_unless_the_user_did(launch, tmp_path, value):
+    names = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "CUDA_DEVICE_MAX_CONNECTIONS")
+    done, _ = launch("torchrun.sh", LLAMA, **({} if value is None else dict.fromkeys(names, value)))
+    assert done.returncode == 0, done.stderr
+    found = (tmp_path / "environment").read_text().splitlines()
+    for name in names:
+        assert f"{name}={value or 1}" in found
 
 
 def test_only_the_first_node_checks(launch):
