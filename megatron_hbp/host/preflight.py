@@ -153,7 +153,7 @@ def _weights(facts: Facts, args: Any) -> None:
 
     folder = args.pretrained_checkpoint or (args.load if args.finetune else None)
     if folder is not None and not Path(folder).exists():
-        facts.notes.append(f"the weights {folder} are not here: they are not looked at")
+        facts.notes.append(f"the folder {folder} is not here: its weights are not looked at")
     else:
         check_weights(args)
 

@@ -123,7 +123,7 @@ def test_weights_are_looked_at_where_they_are(tmp_path, lengths):
         folder.mkdir()
         facts = ask(folder, argv, 16, lengths=lengths)
         assert len(facts.problems) == problems
-        assert sum("the weights" in note for note in facts.notes) == notes
+        assert sum("its weights are not looked at" in note for note in facts.notes) == notes
         assert all("latest_checkpointed_iteration.txt" in text for text in facts.problems)
 
 

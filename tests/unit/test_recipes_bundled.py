@@ -90,8 +90,14 @@ def test_the_levels_are_those_that_its_command_finds(recipe, capsys, monkeypatch
     assert words[:2] == ["hbp", "select"]
     assert Path(words[words.index("--lengths") + 1]).resolve() == recipe.lengths.resolve()
     assert main([*words[1:], "--json"]) == 0
-    best = json.loads(capsys.readouterr().out)["ours"]["best"]
+    found = json.loads(capsys.readouterr().out)
+    best = found["ours"]["best"]
     assert best["levels"] == recipe.flags["hbp-level"]
+    days = ", ".join(f"{found['ours'][kind]['gpu_days']:#.3g}" for kind in ("best", "static"))
+    assert f" {days} |" in _row_of(recipe)
+    if recipe.lengths.stem == "paper":
+        size = f"{found['sequences']:,} sequences, {found['tokens'] / 1e6:.0f} million tokens"
+        assert size in PAGE
     ranks = int(words[words.index("--ranks") + 1])
     assert ranks * _tp(recipe) * _stages(recipe) == recipe.gpus
     batch = recipe.flags["global-batch-size"]
@@ -120,7 +126,7 @@ def test_the_layout_of_its_command_is_the_recipes(recipe):
 
 
 def test_the_page_names_every_recipe_with_its_levels(recipe):
-    row = next(line for line in PAGE.splitlines() if line.startswith(f"| {recipe.name} |"))
+    row = _row_of(recipe)
     assert " ".join(recipe.flags["hbp-level"]) in row
     assert f"{recipe.gpus:,}" in row
 
@@ -137,6 +143,10 @@ def test_the_reserve_is_the_device_with_less_memory():
     assert device.memory_bytes - reserved.memory_bytes > 4 * 2**30
     assert reserved.peak_flops == device.peak_flops
     assert reserved.inter_node_bandwidth == device.inter_node_bandwidth
+
+
+def _row_of(recipe):
+    return next(line for line in PAGE.splitlines() if line.startswith(f"| {recipe.name} |"))
 
 
 def _tp(recipe):
