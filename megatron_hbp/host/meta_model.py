@@ -123,6 +123,7 @@ def _local(transformer: Any) -> Any:
     copy = object.__new__(type(transformer))
     copy.__dict__.update(transformer.__dict__)
     copy.transformer_impl, copy.fp8, copy.fp4 = "local", None, None
+    copy.cpu_offloading, copy.cpu_offloading_num_layers = False, 0
     for name in _OFF:
         if hasattr(copy, name):
             setattr(copy, name, False)

@@ -42,6 +42,9 @@ _LEAST = (
     ("log_interval", 1),
     ("eval_interval", 1),
     ("num_workers", 0),
+    ("lr_decay_iters", 1),
+    ("distributed_timeout_minutes", 1),
+    ("make_vocab_size_divisible_by", 1),
 )
 _ROUTER_FUSION_TE = "2.7.0.dev0"
 _FP4_DEVICE = (10, 0)
@@ -52,6 +55,8 @@ _FP8_DEVICES = {
     "blockwise": ((9, 0), None),
     "mxfp8": ((10, 0), (12, 0)),
 }
+# The release of TE from which the host takes the recipe, asked for in its first forward.
+_FP8_TE = {"delayed": "1.0", "tensorwise": "2.2", "blockwise": "2.3", "mxfp8": "2.1"}
 
 
 def check_flags(args: Any, *, on_cpu: bool) -> None:
@@ -249,6 +254,12 @@ def _check_fp8(args: Any, *, on_cpu: bool) -> None:
     )
     if on_cpu or args.fp8_recipe not in _FP8_DEVICES:
         return
+    release = _FP8_TE[args.fp8_recipe]
+    require(
+        is_te_min_version(f"{release}.0.dev0"),
+        f"--fp8-recipe {args.fp8_recipe} needs Transformer Engine {release} or later, there is "
+        f"{get_te_version()}; use delayed, or a later release",
+    )
     found = torch.cuda.get_device_capability()
     least, below = _FP8_DEVICES[args.fp8_recipe]
     fitting = [

@@ -205,6 +205,13 @@ BROKEN = {
         "--eval-interval 0", r"--eval-interval is 0; it must be 1 or more"
     ),
     "fewer than no workers": Variant("--num-workers -1", r"--num-workers is -1; it must be 0 or"),
+    "a schedule of no steps": Variant("--lr-decay-iters 0", r"--lr-decay-iters is 0; it must be 1"),
+    "no time for the first collective": Variant(
+        "--distributed-timeout-minutes 0", r"--distributed-timeout-minutes is 0; it must be 1 or"
+    ),
+    "a vocabulary of multiples of 0": Variant(
+        "--make-vocab-size-divisible-by 0", r"--make-vocab-size-divisible-by is 0; it must be 1 or"
+    ),
     "no tokenizer": Variant("!--tokenizer-type", r"--tokenizer-type is missing; use NullTokenizer"),
     "a tokenizer without a size": Variant(
         "!--vocab-size", r"--vocab-size is missing; --tokenizer-type NullTokenizer needs it"

@@ -37,6 +37,7 @@ def device(monkeypatch):
     def set_capability(major: int, minor: int) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *args: (major, minor))
 
+    monkeypatch.setattr(utils, "_te_version", Version("2.8.0"))
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     return set_capability
 
@@ -61,6 +62,21 @@ def test_fp8_recipes_of_a_gpu(parser, device, capability, recipes):
         if error is not None:
             assert f"these have {capability[0]}.{capability[1]}; use " in error
             assert error.endswith(" or ".join(recipes) or "--bf16 without --fp8-format")
+
+
+def test_fp8_recipes_of_a_transformer_engine(parser, device, monkeypatch):
+    device(9, 0)
+    for release, there in (
+        ("2.1.0", ("delayed",)),
+        ("2.2.0", ("delayed", "tensorwise")),
+        ("2.3.0", ("delayed", "tensorwise", "blockwise")),
+    ):
+        monkeypatch.setattr(utils, "_te_version", Version(release))
+        for recipe in ("delayed", "tensorwise", "blockwise"):
+            error = _error(parser, "--fp8-format", "hybrid", "--fp8-recipe", recipe)
+            assert (error is None) == (recipe in there)
+            if error is not None:
+                assert f"or later, there is {release}; use delayed, or a later release" in error
 
 
 def test_fp4_of_a_gpu(parser, device):

@@ -152,7 +152,7 @@ def test_a_vocabulary_smaller_than_the_corpus(tmp_path):
 def test_a_plan_for_other_ranks(tmp_path):
     plan = tmp_path / "plan"
     build_plan(np.array(LENS), (Level(64, 1), Level(128, 2)), 8, 4).save(plan)
-    argv = [*GPU, *MODEL, *LAYOUT, "--hbp-plan", str(plan)]
+    argv = [*GPU, *MODEL, *LAYOUT, "--hbp-plan", str(plan), "--hbp-corpus", "no-such-folder"]
     (problem,) = ask(tmp_path / "asked", argv, 16).problems
     assert "the plan is for 8 ranks, the run has 4" in problem
     assert "--ranks 4" in problem

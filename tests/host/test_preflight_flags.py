@@ -20,7 +20,9 @@ from tests.host.test_preflight import GPU, LAYOUT, LENS, LEVELS, MODEL
 
 @dataclass(frozen=True)
 class Case:
-    """more: after the flags of the good run. text: of the problem (empty: there is none)."""
+    """more: after the flags of the good run. text: of the problem (empty: there is none). levels:
+    whether they are given; plain: without recompute.
+    """
 
     more: str
     text: str = ""
@@ -29,6 +31,7 @@ class Case:
     release: str = "2.8"
     data: str = "--hbp-corpus not-here"
     levels: bool = True
+    plain: bool = False
 
 
 ONE_GPU = """--tensor-model-parallel-size 1 --pipeline-model-parallel-size 1
@@ -51,6 +54,16 @@ CASES = {
     "selective recompute": Case("--recompute-granularity selective --recompute-modules moe_act"),
     "shared experts beside the others": Case("--moe-shared-expert-overlap"),
     "FP8": Case("--fp8-format hybrid --fp8-recipe tensorwise --first-last-layers-bf16"),
+    "FP8, older": Case(
+        "--fp8-format hybrid --fp8-recipe tensorwise",
+        "--fp8-recipe tensorwise needs Transformer Engine 2.2 or later, there is 2.1",
+        release="2.1",
+    ),
+    "offloaded activations": Case(
+        "--cpu-offloading-num-layers 1 --pipeline-model-parallel-size 1 "
+        "--num-virtual-stages-per-pipeline-rank 1",
+        plain=True,
+    ),
     # refused only after the flags are parsed and the model's configuration is made
     "16 bits for another optimizer": Case("--exp-avg-dtype bf16", "exp_avg_dtype can only be fp32"),
     "integrity of another format": Case(
@@ -129,6 +142,8 @@ def answers(names, working, tmp_path_factory) -> dict[str, Facts]:
         flags = [*GPU, *MODEL, *LAYOUT, *case.data.format_map(names).split()]
         if case.levels:
             flags += LEVELS if case.gpus > 1 else LEVELS[:2]
+        if case.plain:
+            flags = [{"64:1:2": "64:1", "128:2:full": "128:2"}.get(word, word) for word in flags]
         asked = Question(
             flags=[*flags, *case.more.format_map(names).split()],
             gpus=case.gpus,
