@@ -23,6 +23,9 @@ from megatron_hbp.commands.given import given_lengths
 from megatron_hbp.commands.recipe import GivenRun, add_machine, add_run, given_run
 from megatron_hbp.hardware import DEVICES, find_device
 
+# Every GPU's groups are lists in memory; 16,384 GPUs take half a minute.
+_MOST_GPUS = 2**16
+
 _DESCRIPTION = """Validates the flags as Megatron does at the real number of GPUs, makes all process
 groups, builds every pipeline stage without memory, counts parameters, follows every collective of
 every rank, and predicts memory. Exit code 0: fits; 1: does not, each reason with a way out; 2:
@@ -60,6 +63,8 @@ def add_command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 def run(namespace: argparse.Namespace) -> int:
     given = given_run(namespace)
+    if given.recipe.gpus > _MOST_GPUS:
+        raise ValueError(f"--gpus is {given.recipe.gpus}; give at most {_MOST_GPUS}")
     if not given.recipe.device:
         raise ValueError(
             f"--device is missing; give one of {', '.join(DEVICES)}, a JSON file, or a RECIPE"

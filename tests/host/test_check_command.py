@@ -65,6 +65,7 @@ def test_a_run_that_would_not_start(check):
     [
         ([], ("--gpus", "16"), "--device is missing"),
         ([], ("--device", "h100-80gb"), "--gpus is missing"),
+        ([], ("--gpus", "1000000", "--device", "h100-80gb"), "--gpus is 1000000; give at most"),
         ([], ("--gpus", "16", "--device", "tpu"), "device 'tpu' is neither a known name"),
         (["--rank", "16"], ("--gpus", "16", "--device", "h100-80gb"), "--rank is 16"),
         (
