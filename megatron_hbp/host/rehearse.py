@@ -70,14 +70,13 @@ def _load() -> None:
     import torch
 
     torch.set_num_threads(1)
-    import megatron.core.tokenizers.text
-    import megatron.training.arguments
-    import megatron.training.training
+    from megatron.core.tokenizers import text  # noqa: F401
+    from megatron.training import arguments, training  # noqa: F401
 
     import megatron_hbp.host.training  # noqa: F401
 
     # the host reads its sources for help texts: parsed once here, every rank finds them
-    megatron.training.arguments.add_megatron_arguments(argparse.ArgumentParser())
+    arguments.add_megatron_arguments(argparse.ArgumentParser())
     gc.collect()
     gc.freeze()  # what is loaded stays out of the collections of ranks, which would copy its pages
 
