@@ -1,4 +1,4 @@
-"""What `hbp check`, `rehearse` and `flags` are told of the run: a recipe, Megatron flags, or both.
+"""What `hbp check` and `hbp flags` are told of the run: a recipe, Megatron flags, or both.
 
     hbp check examples/recipes/llama-3.1-8b.toml --gpus 64 -- --global-batch-size 512
     hbp check --gpus 64 --device h100-80gb -- --num-layers 32 ...
